@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Everything at once against one helmd: kills, stops, floods, broken frames, cancels, disconnects, a gateway with a greedy key
-and a modest one (chaos_keys.py), and beside it daemons that start under odd limits and on spoiled checkpoints. What must hold:
+and a modest one (chaos_keys.py), and beside it daemons that start under odd limits and on spoiled checkpoints. These must hold:
 every stream that is not cancelled has each of its tokens, once and in order; each request of the modest key is answered; memory,
 descriptors and pages come back; the daemon lives, and leaves nothing behind when it ends.
 

@@ -1,4 +1,4 @@
-"""What the tests of helm-cli share: running it, on a terminal of its own too, checking what came, counting.
+"""Helpers of the tests of helm-cli: running it, on a terminal of its own too, checking what came, counting.
 
 Used by test_cli*.py and test_client.py. HELM_BIN: folder of the programs.
 """

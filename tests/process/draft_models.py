@@ -19,7 +19,7 @@ def bf16(values):
 
 
 def times(power):
-    """What becomes of each bf16 number's bits times a power of two."""
+    """The bits of each bf16 number times a power of two."""
     for bits in range(1 << 16):
         exponent = (bits >> 7 & 255) + power
         yield bits & ~(255 << 7) | exponent << 7 if 0 < exponent < 255 else 0

@@ -1,4 +1,4 @@
-"""What the tests of metrics share: Prometheus's text taken apart and held against its conventions, and the queries of the
+"""Helpers of the tests of metrics: Prometheus's text taken apart and held against its conventions, and the queries of the
 committed dashboard held against the names in it. Used by test_gateway.py, test_cli.py and prometheus.py."""
 import json
 import re

@@ -1,8 +1,8 @@
-/* A fake worker's "KV cache": token ids in pages of the arena and of a pool of its own, and of a cache in two
- * tiers what workers do with it (arena_layout.h). Included by fake_worker.c alone; the pool is that file's.
+/* A fake worker's "KV cache": token ids in pages of the arena and of a pool of its own, and workers' steps
+ * with a cache in two tiers (arena_layout.h). Included by fake_worker.c alone; the pool is that file's.
  *
  * The GPU worker keeps what its places hold, copies every page that a step has filled to the arena, fetches
- * pages as early as a copy may be, and reads each position where the step says. Of steps flagged
+ * pages as early as a copy may be, and reads each position where the step says. In steps flagged
  * STEP_KV_ASSISTED the CPU worker reads the positions below direct_from, and the hash of them goes through
  * the kv lanes, layer by layer. */
 #pragma once
@@ -106,7 +106,7 @@ static float *lane_row(struct fake_kv *kv, struct lane *lane, uint32_t more, uin
     return lane->data + (size_t)row * h->kv_heads_asking * (h->kv.head_dim + more);
 }
 
-/* What a query says: which it is. */
+/* A query's number, its whole content. */
 static uint64_t query_of(const struct step *step, uint32_t ticket, uint32_t row)
 {
     return (uint64_t)step->serial << 32 | ticket << 8 | row;
@@ -150,7 +150,7 @@ static void answer(struct fake_kv *kv, const struct step *step, uint32_t ticket)
     if (lane_publish(partial, ticket, &err)) fail_step(err.text);
 }
 
-/* What the GPU asks in a span of its half layers. */
+/* Asks the GPU's queries in a span of half layers, or answers them on the CPU. */
 static void assist(struct fake_kv *kv, const struct step *step, const struct plan_span *span,
                    uint32_t *ticket, uint64_t *hash)
 {
@@ -165,7 +165,7 @@ static void assist(struct fake_kv *kv, const struct step *step, const struct pla
     }
 }
 
-/* What is begun of a page comes down, and what the next step goes on with goes up. */
+/* A page's begun part comes down, and the pages that the next step goes on with go up. */
 static void bring_back(struct fake_kv *kv, const struct step_row *row)
 {
     const struct arena_header *h = arena_header_of(kv->arena);

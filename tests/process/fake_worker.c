@@ -154,7 +154,7 @@ static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
     return rc;
 }
 
-/* What of the arena a GPU worker may only read once the CPU worker has filled it. */
+/* A GPU worker may read streamed weights in the arena only once the CPU worker has loaded them. */
 static int wait_for_weights(struct fake *f, struct helm_err *err)
 {
     struct doorbell *bell = &arena_control_of(&f->arena)->weights_bell;

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Everything that clients do to a gateway at once: halves of requests, closed or left standing, a full house, slow bodies,
-answers that nobody reads, junk, large answers, a helmd that stops for a moment. What must hold: a stream of another client
+answers that nobody reads, junk, large answers, a helmd that stops for a moment. These must hold: a stream of another client
 goes on, answers are right, /health is answered, and in the end places, descriptors and memory are back.
 
     gateway_chaos.py [SECONDS [SEED]]      (`make chaos`; `make test`: a few seconds, by test_gateway_places.py)"""

@@ -1,5 +1,5 @@
-"""What the tests of helm-gateway share: the program on a port of its own, HTTP with nothing but sockets and http.client,
-and a stand-in daemon whose answers are texts."""
+"""Helpers of the tests of helm-gateway: the program on a port of its own, HTTP with nothing but sockets and http.client, and a
+stand-in daemon whose answers are texts."""
 import http.client
 import json
 import os

@@ -144,7 +144,7 @@ class Child:
         self.process.start()
 
     def ask(self):
-        """What was worst since it was asked last."""
+        """The worst since it was asked last."""
         self.pipe.send("?")
         return self.pipe.recv()
 

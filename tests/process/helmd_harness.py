@@ -1,5 +1,5 @@
-"""What the helmd process tests share: a tiny checkpoint, helmd with the fake worker, a client of python3-zmq and
-protoc output only, and the reckoning of what a stopped daemon leaves behind.
+"""Helpers of helmd's process tests: a tiny checkpoint, helmd with the fake worker, a client of python3-zmq and protoc output
+only, and the reckoning of what a stopped daemon leaves behind.
 
 The fake worker's answer is known here too (expected_tokens), so every stream is checked token by token."""
 import faulthandler

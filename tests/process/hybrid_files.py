@@ -254,7 +254,7 @@ def value_of(value):
 
 
 def write_gguf(path, name, reorder=None, drafts=False, change=None):
-    """`change`: keys behind the architecture's name to other values, or to None, which leaves them out."""
+    """`change`: keys after the architecture's name to other values, or to None, which leaves them out."""
     made = Converted(name, name != "qwen3next" if reorder is None else reorder)
     keys = {**made.numbers(), "rope.dimension_sections": [3, 3, 2, 0]}
     if drafts:  # counted among the layers

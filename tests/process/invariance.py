@@ -33,7 +33,7 @@ def pair(homes, embed, head, **sizes):
             "plan": plan_json(LAYERS, homes, embed, head, **{**SIZES, **sizes})}
 
 
-# What is computed where. cpu-*: every kernel of the processor by itself. cuda-*: as the emulated device's, on the GPU.
+# Plans, by the places of computation. cpu-*: every kernel of the processor by itself. cuda-*: as the emulated device's, on the GPU.
 SHAPES = {
     "cpu": {"options": ("--device", "cpu", "--threads", 2, "--ctx", CONTEXT, "--step-tokens", 64, "--parallel", 6, "--kv-tokens", 544)},
     "pair": pair("gcgcgcgc", "c", "g", ),
@@ -80,7 +80,7 @@ class Spec:
 
 
 def numbers_of(stream):
-    """What a stream said, to the bit."""
+    """A stream's tokens and logprobs, to the bit."""
     return [(t.token, struct.pack("f", t.logprob), [(p.token, struct.pack("f", p.logprob)) for p in t.top]) for t in stream.first]
 
 

@@ -1,4 +1,4 @@
-"""What of the processors tests get: instructions and time. For tests and for tests/run.py.
+"""The processors of the tests: instructions and time. For tests and for tests/run.py.
 
 flags(): those that HELM's programs see, the kernel's in /proc/cpuinfo less those that HELM_CPU masks (common/base/cpu.c).
 clock(): seconds for limits of time. While more tasks want to run than there are processors, a second counts as the part of
@@ -122,7 +122,7 @@ def spent_by_all():
 
 
 class Others:
-    """What other programs take of the processors. A thread looks twice a second, so that no short burst is missed."""
+    """The processors' part that other programs take. A thread looks twice a second, so that no short burst is missed."""
 
     def __init__(self):
         self.lock, self.slices, self.last = threading.Lock(), [], None
@@ -151,7 +151,7 @@ class Others:
 
 
 class Attention:
-    """What the processors give to a process's first thread, as the kernel counts it. Other processes' work is no part of it."""
+    """The processor time of a process's first thread, as the kernel counts it. Other processes' work is no part of it."""
 
     def __init__(self, pid):
         try:
@@ -182,7 +182,7 @@ def wait(seconds, attempt):
 
 
 def until(condition, seconds=30):
-    """What a condition gives as soon as it gives something; what it gives at last where seconds of clock() are over."""
+    """A condition's value, as soon as it is true; its last value where seconds of clock() are over."""
     return wait(seconds, lambda slice_s: condition() or time.sleep(min(slice_s, 0.005))) or condition()
 
 

@@ -26,7 +26,7 @@ from gateway_harness import Gateway, SLOW, check, sum_up, until  # noqa: E402
 
 SCRAPE_SECONDS = 1
 VERSE = "And it came to pass in those days, that"
-# What only a machine with a GPU, a refused client or a lost worker has; all else must have a value.
+# Series that only a machine with a GPU, a refused client or a lost worker has; all others must have a value.
 MAY_BE_EMPTY = ('worker="gpu"',)
 
 

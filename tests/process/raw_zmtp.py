@@ -60,7 +60,7 @@ class Raw:
             return False
 
     def send_some(self, data, seconds):
-        """What the other end takes within that time; how much it was."""
+        """Sends as much as the other end takes within that time; returns the bytes."""
         self.socket.settimeout(seconds)
         sent = 0
         try:

@@ -4,8 +4,8 @@ threads and pages must stay what they were.
 
     soak.py [SECONDS [SEED]]      (`make soak`: 1800; `make test`: a few, by test_helmd_chaos.py)
 
-Samples are taken while the load runs. The first fifth is warming up. Of the rest a line is fitted (least squares), whose slope
-is printed and held to a bound, as is the difference between the medians of its first and last thirds."""
+Samples are taken while the load runs. The first fifth is warming up. A line is fitted to the rest (least squares); its slope is
+printed and held to a bound, as is the difference between the medians of its first and last thirds."""
 import os
 import random
 import statistics
@@ -17,7 +17,7 @@ from helmd_harness import Client, Daemon, check, pb, same, wait_until, SLOW  # n
 
 CLIENTS = 5
 MIB = 1 << 20
-# What may be: allocators settle for minutes, so short runs are held to the difference alone.
+# Growth that is allowed: allocators settle for minutes, so short runs are held to the difference alone.
 GROWTH = {"resident": 6 * MIB * SLOW, "descriptors": 0, "threads": 0}
 SLOPE_FROM_SECONDS, SLOPE_AN_HOUR = 600, 6 * MIB
 
@@ -31,7 +31,7 @@ def look(pid):
 
 
 def slope(points):
-    """Of (x, y): what y grows by while x grows by one."""
+    """The growth of y while x grows by one, of points (x, y)."""
     x, y = (statistics.fmean(p[i] for p in points) for i in (0, 1))
     return sum((a - x) * (b - y) for a, b in points) / (sum((a - x) ** 2 for a, _ in points) or 1)
 

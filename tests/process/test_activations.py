@@ -55,7 +55,7 @@ class World:
         return glob.glob(os.path.join(self.folder.name, "helm", "profiles", "activations-*.json"))
 
     def positions(self):
-        """Of the check so far."""
+        """Positions of the check so far."""
         return self.verdict()[1]["positions"] if self.verdicts() else 0
 
     def verdict(self):

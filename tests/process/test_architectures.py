@@ -36,7 +36,7 @@ def decode(model, prompt, count, *options, plan=None):
 
 
 def worst(got, steps):
-    """Of the ten highest logprobs, as long as the tokens are the reference's."""
+    """The largest error of the ten highest logprobs, as long as the tokens are the reference's."""
     off = []
     for (token, top), step in zip(got, steps):
         off += [abs(top[t] - p) for t, p in step["top"][:10] if t in top]

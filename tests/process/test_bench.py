@@ -286,7 +286,7 @@ def experts_tests(folder):
 
 
 def cut_tests(folder):
-    """What is refused, and what was measured when time or a signal ends a run."""
+    """Refusals, and the measurements of a run that time or a signal ends."""
     run, _ = harness(folder, "none")
     check("no cell is refused", run.returncode == 2 and "no cell" in run.stderr, run.stderr)
     run, _ = harness(folder, "set", "--set", "all")

@@ -99,7 +99,7 @@ def no_daemon_tests(folder):
 
 
 def interrupt_tests(folder):
-    """What is interrupted leaves nothing, and says by which signal it ended."""
+    """An interrupted program leaves nothing, and says by which signal it ended."""
     work = os.path.join(folder, "work")
     os.mkdir(work)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -139,7 +139,7 @@ def interrupt_tests(folder):
 
 
 def early_tests(folder):
-    """What is refused before anything takes long: the model is not even there."""
+    """Refusals before anything takes long: the model is not even there."""
     absent = folder + "/absent"
     many = str(len(os.sched_getaffinity(0)) + 1)
     for program, args in (("helmd", ("--model", absent)), ("helm-profile", ("--device", "cpu")),

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What the programs and helm-cli's commands print where it is not read to its end, and how wide their help is.
+"""Output of the programs and of helm-cli's commands that is not read to its end, and the width of their help.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root."""
 import os
@@ -34,7 +34,7 @@ def help_tests(_):
 
 
 def unread(*command, ignored=False):
-    """Its output is read by nobody. What its end was, and what it said."""
+    """Its output is not read. Returns its standard error and its status."""
     read, write = os.pipe()
     os.close(read)
     p = subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, restore_signals=not ignored)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What clients do where things are not at hand: a daemon whose folder is on another machine, cancels that take effect
-late, answers to abandoned requests, sockets that one may not open. Against a stand-in daemon.
+"""Clients where things are not at hand: a daemon whose folder is on another machine, cancels that take effect late, answers to
+abandoned requests, sockets that one may not open. Against a stand-in daemon.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
@@ -210,7 +210,7 @@ def drop_capabilities():
 
 
 def in_child(function, prepare=drop_capabilities):
-    """What the function returns as text, in a process of its own without capabilities."""
+    """The function's result as text, in a process of its own without capabilities."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -279,7 +279,7 @@ def owner_tests(folder):
 
 
 def as_user(uid, function):
-    """What the function returns as text, in a process of that user."""
+    """The function's result as text, in a process of that user."""
     def change():
         os.setgroups([])
         os.setgid(uid)

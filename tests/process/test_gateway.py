@@ -329,7 +329,7 @@ def ollama_tests(g):
 
 
 def slots_tests(g):
-    """What is computed of a prompt is never more than it has, whatever of the answer is in the KV cache."""
+    """A prompt's computed tokens are never more than it has, whatever part of the answer is in the KV cache."""
     with g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 1500, "ignore_eos": True, "stream": True}) as s:
         got = b""
         while got.count(b"data: ") < 40:

@@ -92,7 +92,7 @@ def opencode(home, url):
 
 
 def cline(home, url):
-    """What `cline auth` writes. A session in the program itself leaves no process that outlives it."""
+    """Writes the files of `cline auth`. A session in the program itself leaves no process that outlives it."""
     os.makedirs(home + "/.cline/data/settings")
     settings = {"provider": "openai-compatible", "apiKey": KEY, "model": "demo", "baseUrl": url + "/v1"}
     entry = {"settings": settings, "updatedAt": "2026-11-28T12:00:00.000Z", "tokenSource": "manual"}

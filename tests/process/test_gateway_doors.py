@@ -112,7 +112,7 @@ def answer_tests(stage):
 
 
 def history_tests(stage):
-    """What clients send back becomes what the template expects."""
+    """Messages that clients send back become those that the template expects."""
     g, daemon = stage.gateway, stage.daemon
     daemon.say("It rains.")
     stamp = "x-anthropic-billing-header: cc_version=2.1.%d; cc_entrypoint=cli; cch=%05x;"

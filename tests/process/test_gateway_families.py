@@ -126,7 +126,7 @@ def forced_tests(stage, name, before, call):
 
 
 def harmony_tests():
-    """What only channels have: formats belong to the final one, the prompt says how much is to be thought."""
+    """Properties of channels alone: formats belong to the final one, the prompt says how much is to be thought."""
     with Stage("gpt_oss.jinja", HARMONY) as stage:
         g, daemon = stage.gateway, stage.daemon
         wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}

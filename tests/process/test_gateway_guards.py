@@ -193,7 +193,7 @@ def control_tests(g, daemon, folder, control, allowed):
 
 
 def echo_tests(g, daemon):
-    """What the answer of /v1/responses repeats is bounded before it begins: a slow reader's bound drops no answer for it."""
+    """The repeated fields of an answer of /v1/responses are bounded first: a slow reader's bound drops no answer for it."""
     def ask(**fields):
         daemon.say("ok")
         return g.post("/v1/responses", dict({"input": "Hi", "max_output_tokens": 4}, **fields))

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What one client of helm-gateway can do to another: with any one doing its worst, the longest gap between another's tokens
-grows by at most 50 ms, and /health answers within 100 ms, also while helmd stands still.
+"""The harm that one client of helm-gateway can do to another: with any one doing its worst, the longest gap between another's
+tokens grows by at most 50 ms, and /health answers within 100 ms, also while helmd stands still.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
@@ -85,7 +85,7 @@ def attack_tests(n):
 
 
 def crowd_tests(n):
-    """Crowds, each beside a calm before it. What is compared is the processor time that the gateway's loop takes between two
+    """Crowds, each beside a calm before it. They are compared by the processor time that the gateway's loop takes between two
     tokens, and between a question for /health and its answer: other work on the machine does not lengthen it."""
     for count, how, path, address in ((3000, "new", "/", "127.0.0.1"), (200, "new", "/v1/models", "127.0.0.2"), (500, "kept", "/", "127.0.0.1"), (500, "kept", "/health", "127.0.0.1"),
                                       (3000, "new", "/health", "127.0.0.1"), (3000, "new", "/health", "127.0.0.2")):

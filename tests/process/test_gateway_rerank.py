@@ -1,7 +1,6 @@
 #!/usr/bin/python3
-"""/v1/rerank: a small model with a reranker's vocabulary behind a real helmd, whose scores are compared with the logprobs of "yes"
-and "no" that completions report; and what is refused. HELM_BIN, HELM_PYPROTO as in test_gateway.py. Run from the
-repository's root.
+"""/v1/rerank: a small model with a reranker's vocabulary in a real helmd, whose scores are compared with the logprobs of "yes" and
+"no" that completions report; and what is refused. HELM_BIN, HELM_PYPROTO as in test_gateway.py. Run from the repository's root.
 """
 import json
 import math

@@ -34,7 +34,7 @@ def keys_file(folder):
 
 
 def send(g, name, path, body, pad=0, keep=0):
-    """A socket on which this user's request was sent, with `pad` blanks behind the body, of which the last `keep` are not sent."""
+    """A socket with this user's request sent, with `pad` blanks after the body, of which the last `keep` are not sent."""
     s = socket.create_connection(("127.0.0.1", g.port), timeout=30 * SLOW)
     data = json.dumps(body).encode() + b" " * pad
     s.sendall(("POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"

@@ -159,7 +159,7 @@ def test_the_table_is_a_line_of_the_plan_and_lies_in_host_memory():
 
 
 def test_eight_sequences_have_the_tokens_of_each_alone():
-    """Of different lengths, which leave their windows at different steps; bit for bit where the plan is invariant."""
+    """Their lengths differ, so they leave their windows at different steps; bit for bit where the plan is invariant."""
     many = ["--parallel", 8, *SIZES[2:]]
     prompts = [golden("gemma4e")[7]["prompt"][n:n + 20 + 30 * n] for n in range(8)]
     for options in ("--device", "cpu"), ("--device", DEVICE):

@@ -15,8 +15,8 @@ from helmd_harness import DEVICE, check, format_tokens, plan_json, run_tests, sa
 
 MODEL = "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
 LAYERS, VALUES = 3, 256
-# Name, number in files, bytes of a block, and where each run of 32 values has its own bytes: (the first run's, how many). Of the
-# last two runs share bytes. The first is the embedding's and the head's, too.
+# Name, number in files, bytes of a block, and where each run of 32 values has its own bytes: (the first run's, how many). In the
+# last two, runs share bytes. The first is the embedding's and the head's, too.
 TYPES = [("iq2_xxs", 16, 66, [(2, 8)]), ("iq2_xs", 17, 74, [(2, 8), (66, 1)]), ("iq3_xxs", 18, 98, [(2, 8), (66, 4)]),
          ("iq1_s", 19, 50, [(2, 4), (34, 2)]), ("iq2_s", 22, 82, [(2, 4), (34, 4), (66, 1), (74, 1)]), ("iq3_s", 21, 110, None),
          ("iq1_m", 29, 56, None)]

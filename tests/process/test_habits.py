@@ -203,7 +203,7 @@ def cancel(c, command):
     return ok and "cancelled" in out, (out, err)
 
 
-# the longest-lived daemon first: rows behind it ask it
+# the longest-lived daemon first: the rows after it ask it
 JUDGES = {
     "get a model": said("models--org--demo"), "get one quantisation": said("/demo-Q4_K_M.gguf"), "chat in the terminal": chat, "one answer": text, "continue a text": text,
     "sampling": text, "JSON by a schema": fits(r'\{\s*"n":\s*-?\d+\s*\}'), "a grammar": fits("<[a-c]{2,5}>"), "serve a model": serve_daemon, "HTTP beside it": gateway("8080", "/health", ""),

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """helm-plan as a program: the JSON object's exact form, refusals with numbers, the picture, options, a machine's own profile;
-and helmd taking what it printed. What it says of machines is in test_helm_plan_forecasts.py.
+and helmd taking what it printed. Its forecasts of machines are in test_helm_plan_forecasts.py.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json

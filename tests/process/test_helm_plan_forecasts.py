@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""What helm-plan forecasts: four models on three described machines, what beats what and by how much; and how long
-planning takes. Arithmetic over plans whose making tests/unit/daemon/planner and test_helm_plan.py have sanitized, so it is
-not sanitized itself.
+"""Forecasts of helm-plan: four models on three described machines, what beats what and by how much; and how long planning
+takes. Arithmetic over plans whose making tests/unit/daemon/planner and test_helm_plan.py have sanitized, so it is not sanitized
+itself.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
@@ -15,8 +15,8 @@ from plan_formats import cpu_packs, packed_units, with_formats
 from plan_program import MACHINES, MODELS, check_object, check_refusal, model, plan, profile, run
 
 FULL = bool(os.environ.get("HELM_TEST_FULL"))
-# Of the processor. 32B takes 0.88 to 0.99 s on a quiet Sapphire Rapids core of 2026-11-26, 0.97 to 1.38 on the same machine in a slow hour, and
-# 1.71 then beside other tests: twice a slow hour's, so that only a slower search fails.
+# Seconds of the processor. 32B takes 0.88 to 0.99 s on a quiet Sapphire Rapids core of 2026-11-26, 0.97 to 1.38 on the same machine in a
+# slow hour, and 1.71 then beside other tests: twice a slow hour's, so that only a slower search fails.
 PLANS_S = 2.4
 # Each model on one or two machines and each machine with two models; `make test-full` has them all.
 CASES = [(name, machine) for m, name in enumerate(MODELS) for k, machine in enumerate(MACHINES) if FULL or (m + k) % 2]

@@ -84,8 +84,8 @@ def check_cpu(what, p, name):
 
 
 def first_lines(cache, *args, lines=1, home=None):
-    """What it says first that it does, which it is not left to do: it leaves weights, so they are put where all is removed.
-    Without a cache, of one who has no home either, or the variables in `home`."""
+    """The first lines that it prints; then it is killed. It leaves weights, so they are put where all is removed. Without a
+    cache it has no home either, or the variables in `home`."""
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
             [os.path.join(BIN, "helm-profile"), *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

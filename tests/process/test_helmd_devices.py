@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""helmd with three real workers: one CPU and two emulated devices, by plans written by hand. What comes out is held against
-the demo model's golden.json, and against what one device alone gives."""
+"""helmd with three real workers: one CPU and two emulated devices, by plans written by hand. Their output is compared with the
+demo model's golden.json, and with that of one device alone."""
 import json
 import os
 import re
@@ -29,7 +29,7 @@ def workers_of(homes, embed, head):
 
 
 def pid_of(d, name):
-    """Of its newest life: two workers run the same program."""
+    """The pid of its newest life: two workers run the same program."""
     return int(re.findall(rf"worker {name}: pid (\d+)", d.log())[-1])
 
 

@@ -74,8 +74,8 @@ class watching:
 
 @contextlib.contextmanager
 def with_keys(*options, keys=("",), **named):
-    """A daemon that a local user and CURVE keys may use; `keys`: what stands behind each in the clients' file. Gives the
-    daemon and, for each key, a function that connects with it."""
+    """A daemon that a local user and CURVE keys may use; `keys`: the text after each in the clients' file. Gives the daemon
+    and, for each key, a function that connects with it."""
     server_public, server_secret = zmq.curve_keypair()
     pairs = [zmq.curve_keypair() for _ in keys]
     first = Daemon()  # for its folder
@@ -145,7 +145,7 @@ def test_a_few_parts_are_one_error_and_the_connection_goes_on():
         raw = Raw(d.endpoint)
         for data in (frame(b"", more=True) * 2 + frame(b"x"), frame(b"a", more=True) + frame(), frame(b"a" * 300, more=True) * 60 + frame()):
             raw.send(data)
-            answer = raw.frame() or raw.frame()  # behind an empty frame, if the message had one
+            answer = raw.frame() or raw.frame()  # after an empty frame, if the message had one
             response = pb.Response.FromString(answer)
             same(response.error.code, pb.ERROR_MALFORMED, "code")
         raw.send(frame(b"", more=True) + status_frame())

@@ -90,7 +90,7 @@ def test_gpus_and_splits_give_the_references_tokens():
 
 
 def answers(d, prompts, tokens):
-    """Of all prompts at once; then of each alone, prompts found in the cache."""
+    """Answers to all prompts at once; then to each alone, prompts found in the cache."""
     c = Client(d.endpoint)
     streams = [c.generate(prompt, tokens, ignore_eos=True) for prompt in prompts]
     c.run(*streams)

@@ -112,7 +112,7 @@ def test_answers_are_the_same_on_a_device():
 
 
 def test_a_device_makes_the_drafts_that_a_cpu_makes():
-    """Of a layer that adds something, from attention and from an MLP or experts: as many are right, but for choices between equals."""
+    """The layer adds something, by attention and by an MLP or experts: as many drafts are right, but for choices between equals."""
     for name in ("qwen35", "qwen35moe"):
         seen = []
         for kind in ("cpu", "gpu", "split"):

@@ -187,8 +187,8 @@ def test_who_shares_may_end():
 
 
 def test_pages_that_died_are_not_found():
-    """A worker killed under sequences that share pages. What lay in VRAM is lost, so all of it is computed again, by each for
-    itself or once for all; what lies in the arena stays, unless a worker failed by itself."""
+    """A worker killed under sequences that share pages. Pages in VRAM are lost, so all of them are computed again, by each for
+    itself or once for all; pages in the arena stay, unless a worker failed by itself."""
     for who, faults, kept in [("cpu", "", False), ("gpu", "", False), ("alone", "", True),
                               ("alone", "crash_step=25 crash_epoch=1", False)]:
         start = split if who != "alone" else lambda faults: running(faults=faults)
@@ -240,7 +240,7 @@ def test_whatever_happens():
                 other = Client(d.endpoint)
             elif streams.killed < 2 and streams.ended >= 20 * (streams.killed + 1):
                 streams.kill()
-            streams.take_ended()  # the answer to a cancel may have come behind the last stream's end
+            streams.take_ended()  # the answer to a cancel may have come after the last stream's end
             if streams.going:
                 c.receive()
                 streams.take_ended()
@@ -251,8 +251,8 @@ def test_whatever_happens():
 
 
 def test_a_real_model_says_the_same():
-    """Greedy tokens and their logprobs behind found pages and without any. Chunks end elsewhere, which changes nothing with
-    kernels that sum in one order. What was found of an answer was computed a token at a time, and may round differently."""
+    """Greedy tokens and their logprobs after found pages and without any. Chunks end elsewhere, which changes nothing with
+    kernels that sum in one order. Found pages of an answer were computed a token at a time, and may round differently."""
     sizes = ["--ctx", 512, "--parallel", 4, "--step-tokens", 64]
     plan = {"context_tokens": 512, "slots": 4}
     borrowed = plan_json(8, "ccccgggg", "c", "g", prefill="sscsgggg", prefill_from=17, ring_bytes=8 << 20, **plan)

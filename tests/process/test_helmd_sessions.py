@@ -91,7 +91,7 @@ def nothing_is_held(d):
 
 
 def test_saved_under_one_plan_and_restored_under_another():
-    """Of other sizes: that cells are another worker's here than there is for real workers, further down."""
+    """The second plan has other sizes. Real workers restore cells of another worker, further down."""
     prompt = prompt_of(150)
     for name, start, begin in [("cpu", alone, lambda: alone(page_count=40, slots=2)),
                                ("two tiers", lambda: tiered(300), lambda: tiered(1000, page_count=64)),

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""helmd with the real workers on the demo model and the emulated device: splits, alternation, ceilings, deaths. What
-comes out is held against the demo model's golden.json as the golden tests do."""
+"""helmd with the real workers on the demo model and the emulated device: splits, alternation, ceilings, deaths. Their output is
+compared with the demo model's golden.json, as in the golden tests."""
 import functools
 import json
 import os
@@ -133,7 +133,7 @@ def test_steps_are_launched_behind_others_where_the_gpu_is_alone():
         said = re.search(r"(\d+) of (\d+) steps were launched behind the one before", d.log())
         check(said, "the worker's log says nothing of steps launched behind others")
         launched, steps = int(said[1]), int(said[2])
-        # not the prompt's and the one behind it; on a busy machine helmd is late now and then
+        # not the prompt's and the one after it; on a busy machine helmd is late now and then
         check(0.1 * steps < launched < steps and steps >= 2 * len(tokens), f"{launched} of {steps}, {len(tokens)} tokens")
 
 

@@ -146,7 +146,7 @@ class Reference:
         self.logits = times(head, norm(x, final))
 
 
-known = {}  # references behind beginnings of sequences: most of the tests' begin alike
+known = {}  # references after beginnings of sequences: most of the tests' begin alike
 
 
 def misses(prompt, tokens, forget=None):

@@ -123,7 +123,7 @@ def test_a_worker_that_failed_by_itself_is_not_believed():
 
 
 def test_prefixes_are_found_in_either_tier():
-    """What ended, what runs, what was killed under: pages are found in the arena, wherever else they are."""
+    """Answers that ended, that run, whose worker was killed: their pages are found in the arena, wherever else they are."""
     with fakes(direct=200, faults="step_us=1000") as d:
         c = Client(d.endpoint)
         prompt = prompt_of(120)
@@ -168,7 +168,7 @@ def whatever_happens(places):
                 streams.cancel(c)
             if streams.killed < 3 and streams.ended >= 15 * (streams.killed + 1):
                 streams.kill()
-            streams.take_ended()  # the answer to a cancel may have come behind the last stream's end
+            streams.take_ended()  # the answer to a cancel may have come after the last stream's end
             if streams.going:
                 c.receive(30)
                 streams.take_ended()

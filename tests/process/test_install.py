@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What `make install` puts where, that it works from there, and that `make uninstall` leaves nothing: manual pages,
+"""Where `make install` puts files, that they work from there, and that `make uninstall` leaves nothing: manual pages,
 completion in bash, libhelm from C++. HELM_BIN: folder of the release build's programs. Run from the repository's root."""
 import os
 import shutil
@@ -104,7 +104,7 @@ def library_tests(usr, folder):
 
 
 def architecture_tests(folder):
-    """What of a GPU's code is compiled for: those that are there for `make install`, all for others."""
+    """GPUs that code is compiled for: those of the machine for `make install`, all for other goals."""
     plain = {k: v for k, v in os.environ.items() if k not in ("CUDA_ARCH", "CUDA_QUICK", "MAKEFLAGS", "MAKEOVERRIDES")}
 
     def asked(goal, *more):  # `make test` has a CUDA_ARCH of its own

@@ -59,7 +59,7 @@ def q6_k(n):
 
 
 def single(form, cut=0):
-    """Of any count of numbers; of each the bytes from `cut` on."""
+    """Packs any count of numbers, each from byte `cut` on."""
     of = {v: struct.pack(form, v * UNIT)[cut:] for v in range(-8, 8)}
     return lambda n: b"".join(map(of.get, n))
 

@@ -217,7 +217,7 @@ def tag_tests():
 
 
 def fits_tests():
-    """What HELM cannot run is refused before its weights are asked for."""
+    """A model that HELM cannot run is refused before its weights are asked for."""
     def refused(c, what, text, name="org/m"):
         c.hub.log.clear()
         err = c.refused(what, 4, text, name)

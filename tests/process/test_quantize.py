@@ -49,7 +49,7 @@ def refused(code, words, *args):
 
 
 def story():
-    """What the demo model was made for: on tokens by chance its logprobs mean nothing."""
+    """A text that the demo model was made for: on tokens by chance its logprobs mean nothing."""
     run = subprocess.run([os.path.join(BIN, "helm-cli"), "tokenize", "--model", DEMO, "--json", STORY], capture_output=True,
                          text=True, check=True)
     return json.loads(run.stdout)
@@ -141,7 +141,7 @@ def test_a_file_computes_what_quantising_at_load_computes():
 
 
 def make_imatrix(path, matrices, without=""):
-    """Of the older kind: a column's importance by its number."""
+    """A file of the older kind: a column's importance by its number."""
     entries = []
     for name, cols in matrices:
         if name.startswith("blk.") and name != without:

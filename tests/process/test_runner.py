@@ -164,7 +164,7 @@ def test_others():
 
 
 def test_flags():
-    """What HELM_CPU leaves of this machine's."""
+    """This machine's flags that HELM_CPU leaves."""
     whole = processor.flags("")
     check("flags: none of what is masked", not processor.flags("none") & processor.KNOWN and
           processor.flags("none") == whole - processor.KNOWN)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Checkpoints whose matrices are FP8 or NVFP4, numbers and scales in tensors of their own, and GGUF files of NVFP4: on the CPU, on the
-emulated device and on both they answer with the tokens of the same values as F32. What is wrong in such a file is refused by its
-tensor's name. Numbers are drawn as bits, and read here by the definitions of E4M3 and E2M1."""
+emulated device and on both they answer with the tokens of the same values as F32. A wrong tensor in such a file is refused by its
+name. Numbers are drawn as bits, and read here by the definitions of E4M3 and E2M1."""
 import json
 import os
 import random

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make demo` shows while it builds, and what `make` says where packages are missing.
+"""The output of `make demo` while it builds, and of `make` where packages are missing.
 
   test_setup.py [WORD]...          tests whose names have one of the words"""
 import os

@@ -228,7 +228,7 @@ def heavy_tests(g):
 
 
 def speed_tests(g):
-    """What a mask a token costs: printed, not held to anything."""
+    """The cost of a mask a token: printed, not held to anything."""
     def tokens_a_second(**fields):
         begin = time.monotonic()
         usage = g.complete("In the beginning", max_tokens=400, temperature=0, **fields).json["usage"]
