@@ -109,7 +109,7 @@ class Test:
         return process.returncode if process.returncode >= 0 else "killed by %s" % signal.Signals(-process.returncode).name
 
     def command(self, build, log_dir):
-        """What runs it alone, from the folder that this runs in."""
+        """The command that runs it alone, from the folder that this runs in."""
         told = ["%s=%s" % (name, shlex.quote(value)) for name, value in sorted(os.environ.items())
                 if name.startswith("HELM_") and name not in OWN]
         where = [] if build == "build" else ["--build", build]
@@ -127,7 +127,7 @@ class Test:
                                                                    "\n".join(self.output.splitlines()[-60:])))
 
     def failures(self):
-        """What of it failed, as far as it says."""
+        """Its failed parts, as far as it says."""
         lines = [CMOCKA.match(line) or FAILED.match(line) for line in self.output.splitlines()]
         named = [m[m.lastindex][:160] for m in lines if m and (m.re is FAILED or m[1] == "FAILED")]
         named = list(dict.fromkeys(named)) + self.wrong
@@ -177,7 +177,7 @@ def place(test, patterns):
 
 
 def idle_seconds():
-    """Of all processors this may run on, since they started."""
+    """Idle seconds of all processors that this may run on, since they started."""
     mine = {"cpu%d" % cpu for cpu in os.sched_getaffinity(0)}
     with open("/proc/stat") as f:
         rows = [line.split() for line in f if line.startswith("cpu")]

@@ -27,7 +27,7 @@ corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fu
 thread_tests = $(filter %_threads,$(unit_tests))
 # but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
-# What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
+# test_gateway.py does to the gateway all that npm's packages and the page do, sanitized too. `make install` installs the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
 SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighbours gateway_npm gateway_page golden_cli habits helm_plan_forecasts helmd_slow_disk install python runner
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
@@ -95,7 +95,7 @@ RUN = tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(MODE):%=$(OBJ)/%)),$(TEST_BIN)) $(TEST_TOOL_BIN)
-# A test is linked in half the time by gold, which is part of binutils. What is installed the usual linker makes.
+# A test is linked in half the time by gold, which is part of binutils. The usual linker makes installed programs.
 TEST_LD := $(if $(shell command -v ld.gold),$(if $(filter fuzz,$(MODE)),,-fuse-ld=gold))
 $(OBJ)/tests/process/%.so: tests/process/%.c
 	$(call say,LINK,$@)
@@ -157,7 +157,7 @@ test-deploy: programs $(PYPROTO)/helm_pb2.py
 	@tools/setup.sh deploy
 	@for t in tests/deploy/test_*.py; do echo "== $$t"; $(BY_HAND) $$t || exit 1; done
 
-# What llama.cpp's server tests ask: docs/llama-server-tests.md.
+# The questions of llama.cpp's server tests: docs/llama-server-tests.md.
 .PHONY: test-llama-server
 test-llama-server: programs $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/peers/test_llama_server.py
