@@ -21,7 +21,7 @@ SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 10**9  # bytes a second
 LEAST = 0.6 if SLOW == 1 else 0.1  # of it: the instrumented worker is slow
 THREADS = len(os.sched_getaffinity(0))  # the emulated device and the CPU compute by turns
-# What is loaded is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
+# The loaded data is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
 CACHES = test_helm_profile_formats.CACHES
 # Instrumented, one thread finds as much as two.
 CPU = ["--device", "cpu", "--quick", *CACHES, *["--threads", "1"] * (SLOW > 1)]
