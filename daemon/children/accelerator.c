@@ -195,19 +195,39 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
              units_format_size(device->vram_free, size));
 }
 
+static bool is_cuda(const char *option)
+{
+    return strncmp(option, "cuda:", 5) == 0;
+}
+
+static int check_ceiling(uint64_t vram_bytes, struct helm_err *err)
+{
+    if (!vram_bytes || vram_bytes >= VRAM_LEAST) return 0;
+    return helm_fail(err, HELM_E_USAGE, "--vram %llu: less than 1 MiB is no device's memory",
+                     (unsigned long long)vram_bytes);
+}
+
+/* The device with the most free memory but `except`; count: there is none. */
+static uint32_t freest(const struct accelerator_info *devices, uint32_t count, uint32_t except)
+{
+    uint32_t index = count;
+    for (uint32_t i = 0; i < count; i++)
+        if (i != except && (index == count || devices[i].vram_free > devices[index].vram_free)) index = i;
+    return index;
+}
+
 /* The one asked for: by its number, the first (`cuda`), or the one with the most free memory (`auto`). */
 static int choose_probed(const char *option, uint64_t vram_bytes, const struct accelerator_info *devices,
                          uint32_t count, struct accelerator *choice, struct helm_err *err)
 {
     uint32_t index = 0;
-    if (strncmp(option, "cuda:", 5) == 0) {
+    if (is_cuda(option)) {
         unsigned long number = strtoul(option + 5, NULL, 10); /* digits only, by accelerator_check_option */
         if (number >= count)
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
     } else if (!choice->required) {
-        for (uint32_t i = 1; i < count; i++)
-            if (devices[i].vram_free > devices[index].vram_free) index = i;
+        index = freest(devices, count, UINT32_MAX);
     }
     choose_cuda(&devices[index], index, vram_bytes, choice);
     return 0;
@@ -218,7 +238,7 @@ int accelerator_check_option(const char *option, struct helm_err *err)
     static const char *const names[] = {"auto", "cpu", "emulated", "cuda"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(option, names[i]) == 0) return 0;
-    const size_t digits = strncmp(option, "cuda:", 5) == 0 ? strlen(option + 5) : 0;
+    const size_t digits = is_cuda(option) ? strlen(option + 5) : 0;
     if (digits > 0 && strspn(option + 5, "0123456789") == digits) return 0;
     return helm_fail(err, HELM_E_USAGE, "--device '%.40s': is auto, cpu, cuda, cuda:N or emulated", option);
 }
@@ -232,9 +252,8 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
     *choice = (struct accelerator){.numa_node = -1,
                                    .ledger.limit = UINT64_MAX,
                                    .required = strcmp(option, "auto") != 0 && strcmp(option, "cpu") != 0};
-    if (vram_bytes && vram_bytes < VRAM_LEAST)
-        return helm_fail(err, HELM_E_USAGE, "--vram %llu: less than 1 MiB is no device's memory",
-                         (unsigned long long)vram_bytes);
+    int rc = check_ceiling(vram_bytes, err);
+    if (rc) return rc;
     if (strcmp(option, "cpu") == 0) {
         snprintf(choice->why, sizeof choice->why, "--device cpu was asked for");
         if (vram_bytes) log_warn("--vram has no effect with --device cpu");
@@ -245,7 +264,6 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
             return helm_fail(err, HELM_E_UNSUPPORTED, "--device emulated: there is no helm-worker-gpu");
         choose_emulated(vram_bytes, choice);
     } else {
-        int rc = 0;
         if (access(worker_program, X_OK))
             rc = errno == ENOENT
                      ? helm_fail(&found, HELM_E_NOT_FOUND, "there is no helm-worker-gpu")
@@ -272,11 +290,6 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
 }
 
 /* ---- two of them ---- */
-
-static bool is_cuda(const char *option)
-{
-    return strncmp(option, "cuda:", 5) == 0;
-}
 
 /* Parts of a comma-separated list, of which the first ACCELERATORS_MAX are kept. Returns how many there
  * are. */
@@ -351,37 +364,24 @@ int accelerator_wish_read(const char *devices, const char *ceilings, bool descri
     return described ? 0 : check_listed(devices, wish, err);
 }
 
-/* The one with the most free memory but the first. */
-static int next_of(const struct accelerator *first, uint32_t *index)
-{
-    *index = UINT32_MAX;
-    for (uint32_t i = 0; i < first->probed_count; i++)
-        if (i != first->index &&
-            (*index == UINT32_MAX || first->probed[i].vram_free > first->probed[*index].vram_free))
-            *index = i;
-    return *index == UINT32_MAX ? HELM_E_NOT_FOUND : 0;
-}
-
 int accelerator_choose_second(const struct accelerator_wish *wish, const struct accelerator *first,
                               struct accelerator *choice, struct helm_err *err)
 {
     const char *option = wish->device[1];
     *choice = (struct accelerator){.numa_node = -1, .ledger.limit = UINT64_MAX};
     if (!option[0] || first->ledger.kind == LEDGER_DEVICE_NONE) return 0;
-    if (wish->vram[1] && wish->vram[1] < VRAM_LEAST)
-        return helm_fail(err, HELM_E_USAGE, "--vram %llu: less than 1 MiB is no device's memory",
-                         (unsigned long long)wish->vram[1]);
+    int rc = check_ceiling(wish->vram[1], err);
+    if (rc) return rc;
     if (first->ledger.kind == LEDGER_DEVICE_EMULATED) {
         choose_emulated(wish->vram[1], choice);
     } else if (strcmp(option, "auto") == 0) {
-        uint32_t index;
-        const int rc = next_of(first, &index);
-        if (rc && wish->vram_given)
+        const uint32_t index = freest(first->probed, first->probed_count, first->index);
+        if (index == first->probed_count && wish->vram_given)
             return helm_fail(err, HELM_E_UNSUPPORTED, "--vram has 2 ceilings, and there is one GPU");
-        if (rc) return 0;
+        if (index == first->probed_count) return 0;
         choose_cuda(&first->probed[index], index, wish->vram[1], choice);
     } else {
-        const int rc = choose_probed(option, wish->vram[1], first->probed, first->probed_count, choice, err);
+        rc = choose_probed(option, wish->vram[1], first->probed, first->probed_count, choice, err);
         if (rc) return helm_err_prefix(err, "--device %s", option);
         if (choice->index == first->index)
             return helm_fail(err, HELM_E_USAGE, "--device %s: it is the first device, too", option);

@@ -40,20 +40,17 @@ static uint32_t count_rest(const struct model_config *config)
     return rest;
 }
 
-/* Whether each sparse layer's experts can be read one by one. */
-static bool can(const struct making *m)
+/* Whether each sparse layer's experts can be read one by one; *why: the reason if one's cannot. */
+static bool can(const struct making *m, struct helm_err *why)
 {
     const struct model *model = m->r->model;
-    struct helm_err why;
     bool any = false;
     if (model_expert_parts(&model->config) > 1 || m->r->profile->disk_read.value <= 0) return false;
     for (uint32_t u = 0; u < unit_count(model_answer_layers(&model->config)); u++) {
         struct disk_unit unit;
         if (!has_experts(&model->config, u)) continue;
         any = true;
-        if (!disk_place_unit(model, u, &unit, &why)) continue;
-        log_info("experts are not planned on disk: %s", why.text);
-        return false;
+        if (disk_place_unit(model, u, &unit, why)) return false;
     }
     return any;
 }
@@ -153,9 +150,11 @@ static int try_context(struct making *m, const struct spec *spec, uint32_t ctx, 
 
 int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes, struct helm_err *err)
 {
+    struct helm_err why;
     int rc = 0;
     *bytes = 0;
-    for (int with = device; with >= (device && m->required) && !*bytes && can(m) && !rc; with--) {
+    if (!can(m, &why)) return 0;
+    for (int with = device; with >= (device && m->required) && !*bytes && !rc; with--) {
         const struct split split = split_at(with ? count_rest(&m->r->model->config) : 0, false);
         struct plan plan = {.layers = 0};
         begin(m, LEDGER_STEP_TOKENS);
@@ -172,8 +171,13 @@ int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes
 int disk_try(struct making *m, struct spec *spec, struct candidate *best, struct helm_err *err)
 {
     const struct model_config *config = &m->r->model->config;
+    struct helm_err why = {0};
     int rc = 0;
-    if (best->fits || !can(m)) return 0;
+    if (best->fits) return 0;
+    if (!can(m, &why)) {
+        if (why.code) log_info("experts are not planned on disk: %s", why.text);
+        return 0;
+    }
     for (uint32_t ctx = making_first_ctx(m); ctx && !rc; ctx = making_next_ctx(m, ctx)) {
         struct candidate now = {.fits = false};
         rc = try_context(m, spec, ctx, &now, err);

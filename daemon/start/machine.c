@@ -197,9 +197,7 @@ int machine_look(struct helmd *d, struct helm_err *err)
     request->machine.second = d->second.ledger;
     rc = profile_disk(&d->model, c->disk_bytes_per_s, c->plan_file ? 0 : planner_room(request), &d->measured,
                       err);
-    if (!rc && d->measured.disk_read.value > 0 && found_read(&d->model, &d->measured, &none) &&
-        none.code != HELM_E_NOT_FOUND)
-        log_warn("experts are taken to be chosen alike: %s", none.text);
+    if (!rc) found_look(&d->model, &d->measured);
     d->current.disk_read = d->measured.disk_read;
     d->current.found = d->measured.found;
     if (rc) return rc;

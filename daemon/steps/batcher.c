@@ -293,7 +293,7 @@ static bool batcher_has_one_prompt(const struct batcher *batcher)
     return prompts == 1 && left == 1;
 }
 
-/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt; behind a
+/* Whether another step may be rung now: with none in flight, or after one that computes no prompt; after a
  * chunk of a prompt where devices take turns with it. */
 static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
@@ -303,7 +303,7 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
     if (batcher->in_flight >= BATCHER_STEPS) return false;
     if (last->token_count != last->row_count || last->flags & STEP_PROMPT)
-        return plan_overlaps_chunks(batcher->with.plan) && batcher_has_one_prompt(batcher);
+        return batcher_has_one_prompt(batcher) && plan_overlaps_chunks(batcher->with.plan);
     return batcher->with.plan->invariant || plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 

@@ -329,14 +329,6 @@ static void look_at_programs(const struct options *o, const struct model *model,
         log_warn("the model's measured programs cannot be used, prices go by rates: %s", why.text);
 }
 
-/* How many of the chosen experts a run of helmd found in slots. */
-static void look_at_uses(const struct model *model, struct profile *measured)
-{
-    struct helm_err why = {0};
-    if (measured->disk_read.value > 0 && found_read(model, measured, &why) && why.code != HELM_E_NOT_FOUND)
-        log_warn("experts are taken to be chosen alike: %s", why.text);
-}
-
 /* The model with its layer of drafts, if the plan is to have one, or has it. */
 static int read_model(const struct options *o, struct model *model, bool *derived, struct helm_err *err)
 {
@@ -399,7 +391,7 @@ static int run(const struct options *o, const struct args_spec *spec)
         rc = o->profile ? describe_machine(o, able, &measured, &second, &r, &err)
                         : find_machine(o, able, &measured, &second, &r, &err);
     if (!rc) rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : planner_room(&r), &measured, &err);
-    if (!rc) look_at_uses(&model, &measured);
+    if (!rc) found_look(&model, &measured);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;

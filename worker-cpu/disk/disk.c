@@ -61,7 +61,7 @@ static int take_memory(struct disk *d, struct pool *pool, struct helm_err *err)
         return helm_fail(err, HELM_E_NOMEM, "no memory for slots of experts (%s)",
                          units_format_size(d->memory_bytes, text));
     madvise(d->memory, d->memory_bytes, MADV_HUGEPAGE);
-    pool_run_region(pool, bring_piece, d, (uint32_t)((d->memory_bytes + PIECE_BYTES - 1) / PIECE_BYTES));
+    pool_run_region(pool, bring_piece, d, (uint32_t)(round_up(d->memory_bytes, PIECE_BYTES) / PIECE_BYTES));
     char *at = d->memory;
     for (uint32_t u = 0; u < d->room.units; u++) {
         d->slots[u] = at;

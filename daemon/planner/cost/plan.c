@@ -352,10 +352,12 @@ static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
 struct overlap {
     double first, second; /* when each device is done with its last chunk */
     double before;        /* when the second was with the chunk before that */
+    double alone;         /* the chunks one after another */
 };
 
 static void overlap_add(struct overlap *o, double before, double seconds)
 {
+    o->alone += seconds;
     o->first = fmax(o->first, o->before) + before;
     o->before = o->second;
     o->second = fmax(o->first, o->second) + seconds - before;
@@ -371,7 +373,6 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
         return helm_fail(err, HELM_E_LIMIT, "no first token after a prompt of %u tokens in steps of %u",
                          prompt_tokens, chunk);
     struct overlap overlap = {0};
-    double sum = 0;
     int rc = walk_open(c, &w, err);
     for (uint32_t done = 0, step = 0; done < prompt_tokens && !rc; step++) {
         uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
@@ -384,11 +385,11 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
                                       .prompt = prompt_tokens};
         rc = walk_step(&w, &one, forecast, err);
         overlap_add(&overlap, w.before, w.seconds);
-        sum += w.seconds;
     }
     if (!rc && plan_overlaps_chunks(c->plan)) {
-        forecast->seconds -= sum - overlap.second;
-        w.half_width += sum - overlap.second; /* no measurement has shown this gain yet */
+        const double saved = overlap.alone - overlap.second;
+        forecast->seconds -= saved;
+        w.half_width += saved; /* no measurement has shown this gain yet */
     }
     if (!rc) finish(&w, forecast);
     return rc;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "common/model/identity.h"
 
 #define VERSION   1
@@ -49,6 +50,13 @@ int found_read(const struct model *model, struct profile *profile, struct helm_e
     json_decref(json);
     if (!rc) profile->found = read;
     return rc;
+}
+
+void found_look(const struct model *model, struct profile *profile)
+{
+    struct helm_err why = {0};
+    if (profile->disk_read.value > 0 && found_read(model, profile, &why) && why.code != HELM_E_NOT_FOUND)
+        log_warn("experts are taken to be chosen alike: %s", why.text);
 }
 
 int found_write(const struct profile_found *found, struct helm_err *err)

@@ -15,6 +15,8 @@
 /* Reads this model's counts into profile->found, and its digest into profile->found.of. That reads a few MB
  * of the model's files. HELM_E_NOT_FOUND: nothing was counted. */
 HELM_MUST_CHECK int found_read(const struct model *model, struct profile *profile, struct helm_err *err);
+/* The same where a plan may have experts on disk; counts that cannot be read are warned of. */
+void found_look(const struct model *model, struct profile *profile);
 /* Keeps it. */
 HELM_MUST_CHECK int found_write(const struct profile_found *found, struct helm_err *err);
 /* The part of one token's experts that is expected in `slots` of `experts` slots.

@@ -98,7 +98,7 @@ static struct stage *stage_open_two(uint32_t pages)
     return s;
 }
 
-/* Two devices each compute a chunk of one prompt; behind its last chunk nothing is rung, nor where another
+/* Two devices each compute a chunk of one prompt; after its last chunk nothing is rung, nor where another
  * prompt might find its pages. */
 static void two_devices_have_two_chunks_of_a_prompt(void **state)
 {
