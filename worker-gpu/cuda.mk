@@ -50,7 +50,7 @@ NVCC_OPT := $(if $(and $(NVCC),$(CUDA_QUICK)),-O0 $(shell $(NVCC) --help | grep 
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo $(if $(filter 1,$(WERROR)),-Werror all-warnings) -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++ -lm
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lrt -ldl -lpthread -lstdc++ -lm
 
 CUDA_TEST_SRC := \
   tests/gpu/test_attention.cu \

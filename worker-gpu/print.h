@@ -14,5 +14,6 @@
  * the GPU. threads and kernels are the CPU worker's and ignored. */
 HELM_MUST_CHECK int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads,
                                    const char *kernels, FILE *out, struct helm_err *err);
-/* {"devices": [...], "error": TEXT when there is none}, one line. */
+/* {"devices": [...]}, one line; "error": TEXT where there is none, "unusable": TEXT where one is there that
+ * cannot be used. */
 void gpu_print_devices(FILE *out);

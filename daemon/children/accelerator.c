@@ -72,7 +72,9 @@ int accelerator_parse(const char *text, size_t length, struct accelerator_info d
     int rc = json_parse_bounded("probe", text, length, PROBE_BYTES_MAX, &json, err);
     if (rc) return rc;
     const json_t *list = json_object_get(json, "devices");
-    if (json_object_get(json, "error")) rc = copy_text(json, "error", true, why, sizeof why, err);
+    const bool unusable = json_object_get(json, "unusable");
+    const char *key = unusable ? "unusable" : "error";
+    if (json_object_get(json, key)) rc = copy_text(json, key, true, why, sizeof why, err);
     if (!rc && list && !json_is_array(list))
         rc = helm_fail(err, HELM_E_FORMAT, "probe: 'devices' is no array");
     size_t n = json_array_size(list);
@@ -81,7 +83,7 @@ int accelerator_parse(const char *text, size_t length, struct accelerator_info d
         if (rc) helm_err_prefix(err, "probe: device %zu", i);
         if (!rc) *count = (uint32_t)i + 1;
     }
-    if (!rc && *count == 0) rc = helm_fail(err, HELM_E_NOT_FOUND, "%s", why);
+    if (!rc && *count == 0) rc = helm_fail(err, unusable ? HELM_E_UNSUPPORTED : HELM_E_NOT_FOUND, "%s", why);
     json_decref(json);
     return rc;
 }

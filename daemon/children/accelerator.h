@@ -3,7 +3,7 @@
  * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
  * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
  * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
- * (optional: why there is none)}. The probe's output is bounded and checked; a probe that hangs is killed;
+ * (why there is none) or "unusable": TEXT (why one that is there cannot be used)}. The probe's output is bounded and checked; a probe that hangs is killed;
  * its standard error is passed on. */
 #pragma once
 
@@ -87,7 +87,8 @@ void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledg
 /* Replaces the assumptions of a CUDA device's probe by its profile's measurements. */
 void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger);
 
-/* Reads a probe's output. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
+/* Reads a probe's output. HELM_E_NOT_FOUND: no device, HELM_E_UNSUPPORTED: none that can be used, both with
+ * the probe's own reason. */
 HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
                                       struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
                                       struct helm_err *err);

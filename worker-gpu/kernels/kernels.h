@@ -453,6 +453,8 @@ HELM_MUST_CHECK int gpuk_argmax(const uint32_t *count, uint32_t rows, const floa
  * plan is made once per shape (it asks for the algorithm) and run any number of times, also under capture. */
 struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
+/* Loads the library. HELM_E_DEVICE where it cannot be; what is loaded stays until the process ends. */
+HELM_MUST_CHECK int gpuk_matmul_load(struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
 void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
 /* Plans asked for from now on are of one algorithm for all multiples of GPU_STEADY_TOKENS up to `most`

@@ -416,7 +416,8 @@ int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, s
     int rc = parse_ordinal("cuda", &ordinal, err);
     if (rc) return rc;
     if (!device_cuda_usable(why, sizeof why)) return helm_fail(err, HELM_E_UNSUPPORTED, "%s", why);
-    rc = cuda_checked(cudaGetDeviceCount(&all), "listing devices", err);
+    rc = gpuk_matmul_load(err); /* no device can be used without it */
+    if (!rc) rc = cuda_checked(cudaGetDeviceCount(&all), "listing devices", err);
     for (int i = 0; i < all && *count < most && !rc; i++) {
         rc = describe(i, &info[*count], err);
         *count += !rc;

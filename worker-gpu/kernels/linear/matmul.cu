@@ -6,11 +6,42 @@
  * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
  * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
  * shape; running it is one call that allocates nothing, so it can be captured. Called by the CUDA device and
- * the benchmark; owns its handle and plans. */
+ * the benchmark; owns its handle and plans.
+ *
+ * The library is loaded with the first handle and stays: its relocations take 0.4 s, which a program that
+ * opens no CUDA device need not spend. */
 #include <cublasLt.h>
+#include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "worker-gpu/kernels/device.cuh"
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+#define LIBRARY    "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+#define CALLS(X) \
+    X(cublasLtCreate) \
+    X(cublasLtDestroy) \
+    X(cublasLtGetStatusString) \
+    X(cublasLtMatmul) \
+    X(cublasLtMatmulAlgoCheck) \
+    X(cublasLtMatmulAlgoGetHeuristic) \
+    X(cublasLtMatmulDescCreate) \
+    X(cublasLtMatmulDescDestroy) \
+    X(cublasLtMatmulDescSetAttribute) \
+    X(cublasLtMatmulPreferenceCreate) \
+    X(cublasLtMatmulPreferenceDestroy) \
+    X(cublasLtMatmulPreferenceSetAttribute) \
+    X(cublasLtMatrixLayoutCreate) \
+    X(cublasLtMatrixLayoutDestroy) \
+    X(cublasLtMatrixLayoutSetAttribute)
+
+/* The library's calls, by the types of its header. */
+static struct {
+#define MEMBER(name) decltype(&::name) name;
+    CALLS(MEMBER)
+} lt;
 
 struct gpuk_matmul_plan {
     struct gpuk_matmul_plan *next;
@@ -31,24 +62,44 @@ struct gpuk_matmul {
 
 static int fail(struct helm_err *err, cublasStatus_t status, const char *what)
 {
-    return helm_fail(err, HELM_E_DEVICE, "%s: %s", what, cublasLtGetStatusString(status));
+    return helm_fail(err, HELM_E_DEVICE, "%s: %s", what, lt.cublasLtGetStatusString(status));
 }
 
 static void plan_free(struct gpuk_matmul_plan *plan)
 {
-    if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
-    if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
-    if (plan->c) cublasLtMatrixLayoutDestroy(plan->c);
-    if (plan->desc) cublasLtMatmulDescDestroy(plan->desc);
+    if (plan->a) lt.cublasLtMatrixLayoutDestroy(plan->a);
+    if (plan->b) lt.cublasLtMatrixLayoutDestroy(plan->b);
+    if (plan->c) lt.cublasLtMatrixLayoutDestroy(plan->c);
+    if (plan->desc) lt.cublasLtMatmulDescDestroy(plan->desc);
     free(plan);
+}
+
+extern "C" int gpuk_matmul_load(struct helm_err *err)
+{
+    const struct {
+        void *at;
+        const char *name;
+    } calls[] = {
+#define ROW(name) {&lt.name, #name},
+        CALLS(ROW)};
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return helm_fail(err, HELM_E_DEVICE, "the CUDA Toolkit's library: %s", dlerror());
+    for (const auto &call : calls) {
+        void *found = dlsym(library, call.name);
+        if (!found) return helm_fail(err, HELM_E_DEVICE, "%s has no %s", LIBRARY, call.name);
+        memcpy(call.at, &found, sizeof found);
+    }
+    return HELM_OK;
 }
 
 extern "C" int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err)
 {
     *matmul = NULL;
+    int rc = gpuk_matmul_load(err);
+    if (rc) return rc;
     struct gpuk_matmul *m = (struct gpuk_matmul *)calloc(1, sizeof *m);
     if (!m) return helm_fail(err, HELM_E_NOMEM, "no memory for cuBLASLt's plans");
-    cublasStatus_t status = cublasLtCreate(&m->handle);
+    cublasStatus_t status = lt.cublasLtCreate(&m->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         free(m);
         return fail(err, status, "cublasLtCreate");
@@ -65,7 +116,7 @@ extern "C" void gpuk_matmul_close(struct gpuk_matmul *matmul)
         matmul->plans = plan->next;
         plan_free(plan);
     }
-    cublasLtDestroy(matmul->handle);
+    lt.cublasLtDestroy(matmul->handle);
     free(matmul);
 }
 
@@ -84,9 +135,9 @@ static const int STEADY_CHOICES = 8;
 static cublasStatus_t set_tokens(struct gpuk_matmul_plan *p, uint64_t tokens)
 {
     cublasStatus_t s =
-        cublasLtMatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
+        lt.cublasLtMatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
     return s ? s
-             : cublasLtMatrixLayoutSetAttribute(p->c, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
+             : lt.cublasLtMatrixLayoutSetAttribute(p->c, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
 }
 
 /* The first algorithm for the most tokens that takes every smaller multiple, too; then the plan's own
@@ -103,7 +154,7 @@ static int choose_steady(struct gpuk_matmul_plan *p, const cublasLtMatmulHeurist
             cublasLtMatmulHeuristicResult_t checked;
             s = set_tokens(p, tokens);
             takes = !s &&
-                    cublasLtMatmulAlgoCheck(p->handle, p->desc, p->a, p->b, p->c, p->c, &found[i].algo,
+                    lt.cublasLtMatmulAlgoCheck(p->handle, p->desc, p->a, p->b, p->c, p->c, &found[i].algo,
                                             &checked) == CUBLAS_STATUS_SUCCESS &&
                     checked.workspaceSize <= GPUK_MATMUL_WORKSPACE;
         }
@@ -137,31 +188,31 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     uint32_t out_align = out_even ? 16 : out_bytes;
     int count = 0;
     const uint32_t asked = p->steady ? p->steady : p->tokens;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t s = lt.cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s)
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+        s = lt.cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                            sizeof transposed);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->b, in, p->cols, asked, p->cols);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->c, out, p->rows, asked, p->out_stride);
-    if (!s) s = cublasLtMatmulPreferenceCreate(&preference);
+    if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
+    if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->b, in, p->cols, asked, p->cols);
+    if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->c, out, p->rows, asked, p->out_stride);
+    if (!s) s = lt.cublasLtMatmulPreferenceCreate(&preference);
     if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        s = lt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
     if (!s && p->steady)
-        s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        s = lt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                  &no_parts, sizeof no_parts);
     const cublasLtMatmulPreferenceAttributes_t alignments[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4 && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
+        s = lt.cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
                                                  sizeof w_align);
     if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference,
+        s = lt.cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference,
                                            p->steady ? STEADY_CHOICES : 1, found, &count);
-    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (preference) lt.cublasLtMatmulPreferenceDestroy(preference);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED || (!s && count == 0))
         return helm_fail(err, HELM_E_UNSUPPORTED, "cuBLASLt has no algorithm for %u x %u times %u tokens",
                          p->rows, p->cols, p->tokens);
@@ -213,7 +264,7 @@ extern "C" int gpuk_matmul_run(const struct gpuk_matmul_plan *p, const void *w, 
 {
     const float one = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
     cublasStatus_t status =
-        cublasLtMatmul(p->handle, p->desc, &one, w, p->a, x, p->b, &beta, out, p->c, out, p->c, &p->algo,
+        lt.cublasLtMatmul(p->handle, p->desc, &one, w, p->a, x, p->b, &beta, out, p->c, out, p->c, &p->algo,
                        workspace, GPUK_MATMUL_WORKSPACE, (cudaStream_t)stream);
     return status == CUBLAS_STATUS_SUCCESS ? HELM_OK : fail(err, status, "cublasLtMatmul");
 }
