@@ -200,8 +200,7 @@ void gpu_print_devices(FILE *out)
         json_array_append_new(list, one);
     }
     json_object_set_new(json, "devices", list);
-    if (rc)
-        json_object_set_new(json, rc == HELM_E_NOT_FOUND ? "error" : "unusable", json_string(err.text));
+    if (rc) json_object_set_new(json, rc == HELM_E_NOT_FOUND ? "error" : "unusable", json_string(err.text));
     json_dumpf(json, out, JSON_COMPACT);
     fputc('\n', out);
     json_decref(json);

@@ -2,9 +2,9 @@
  *
  * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
  * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
- * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
- * (why there is none) or "unusable": TEXT (why one that is there cannot be used)}. The probe's output is bounded and checked; a probe that hangs is killed;
- * its standard error is passed on. */
+ * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error":
+ * TEXT (why there is none) or "unusable": TEXT (why one that is there cannot be used)}. The probe's output
+ * is bounded and checked; a probe that hangs is killed; its standard error is passed on. */
 #pragma once
 
 #include <stddef.h>

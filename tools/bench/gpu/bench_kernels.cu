@@ -273,7 +273,8 @@ int main(int argc, char **argv)
             if (strcmp(argv[i], o.name) == 0) *o.on = known = true;
         if (known) continue;
         const bool asked = strcmp(argv[i], "--help") == 0;
-        fputs("usage: helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--attention]\n", asked ? stdout : stderr);
+        fputs("usage: helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--attention]\n",
+              asked ? stdout : stderr);
         return asked ? 0 : 2;
     }
     int bad = 0;

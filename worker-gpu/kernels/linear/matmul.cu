@@ -20,21 +20,21 @@
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
 #define LIBRARY    "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
-#define CALLS(X) \
-    X(cublasLtCreate) \
-    X(cublasLtDestroy) \
-    X(cublasLtGetStatusString) \
-    X(cublasLtMatmul) \
-    X(cublasLtMatmulAlgoCheck) \
-    X(cublasLtMatmulAlgoGetHeuristic) \
-    X(cublasLtMatmulDescCreate) \
-    X(cublasLtMatmulDescDestroy) \
-    X(cublasLtMatmulDescSetAttribute) \
-    X(cublasLtMatmulPreferenceCreate) \
-    X(cublasLtMatmulPreferenceDestroy) \
-    X(cublasLtMatmulPreferenceSetAttribute) \
-    X(cublasLtMatrixLayoutCreate) \
-    X(cublasLtMatrixLayoutDestroy) \
+#define CALLS(X)                                                                                             \
+    X(cublasLtCreate)                                                                                        \
+    X(cublasLtDestroy)                                                                                       \
+    X(cublasLtGetStatusString)                                                                               \
+    X(cublasLtMatmul)                                                                                        \
+    X(cublasLtMatmulAlgoCheck)                                                                               \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                                        \
+    X(cublasLtMatmulDescCreate)                                                                              \
+    X(cublasLtMatmulDescDestroy)                                                                             \
+    X(cublasLtMatmulDescSetAttribute)                                                                        \
+    X(cublasLtMatmulPreferenceCreate)                                                                        \
+    X(cublasLtMatmulPreferenceDestroy)                                                                       \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                                  \
+    X(cublasLtMatrixLayoutCreate)                                                                            \
+    X(cublasLtMatrixLayoutDestroy)                                                                           \
     X(cublasLtMatrixLayoutSetAttribute)
 
 /* The library's calls, by the types of its header. */
@@ -155,7 +155,7 @@ static int choose_steady(struct gpuk_matmul_plan *p, const cublasLtMatmulHeurist
             s = set_tokens(p, tokens);
             takes = !s &&
                     lt.cublasLtMatmulAlgoCheck(p->handle, p->desc, p->a, p->b, p->c, p->c, &found[i].algo,
-                                            &checked) == CUBLAS_STATUS_SUCCESS &&
+                                               &checked) == CUBLAS_STATUS_SUCCESS &&
                     checked.workspaceSize <= GPUK_MATMUL_WORKSPACE;
         }
         if (takes) chosen = i;
@@ -191,27 +191,27 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     cublasStatus_t s = lt.cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s)
         s = lt.cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                           sizeof transposed);
+                                              sizeof transposed);
     if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
     if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->b, in, p->cols, asked, p->cols);
     if (!s) s = lt.cublasLtMatrixLayoutCreate(&p->c, out, p->rows, asked, p->out_stride);
     if (!s) s = lt.cublasLtMatmulPreferenceCreate(&preference);
     if (!s)
         s = lt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                 &workspace, sizeof workspace);
+                                                    &workspace, sizeof workspace);
     if (!s && p->steady)
         s = lt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                 &no_parts, sizeof no_parts);
+                                                    &no_parts, sizeof no_parts);
     const cublasLtMatmulPreferenceAttributes_t alignments[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4 && !s; i++)
         s = lt.cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
-                                                 sizeof w_align);
+                                                    sizeof w_align);
     if (!s)
         s = lt.cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference,
-                                           p->steady ? STEADY_CHOICES : 1, found, &count);
+                                              p->steady ? STEADY_CHOICES : 1, found, &count);
     if (preference) lt.cublasLtMatmulPreferenceDestroy(preference);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED || (!s && count == 0))
         return helm_fail(err, HELM_E_UNSUPPORTED, "cuBLASLt has no algorithm for %u x %u times %u tokens",
@@ -265,6 +265,6 @@ extern "C" int gpuk_matmul_run(const struct gpuk_matmul_plan *p, const void *w, 
     const float one = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
     cublasStatus_t status =
         lt.cublasLtMatmul(p->handle, p->desc, &one, w, p->a, x, p->b, &beta, out, p->c, out, p->c, &p->algo,
-                       workspace, GPUK_MATMUL_WORKSPACE, (cudaStream_t)stream);
+                          workspace, GPUK_MATMUL_WORKSPACE, (cudaStream_t)stream);
     return status == CUBLAS_STATUS_SUCCESS ? HELM_OK : fail(err, status, "cublasLtMatmul");
 }
