@@ -94,7 +94,6 @@ DAEMON_SRC := \
   daemon/planner/tiers_score.c \
   daemon/planner/unpacking.c \
   daemon/start/config.c \
-  daemon/start/drafts.c \
   daemon/start/loop.c \
   daemon/start/machine.c \
   daemon/start/planning.c \
@@ -110,6 +109,7 @@ DAEMON_SRC := \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
   daemon/steps/draft_count.c \
+  daemon/steps/draft_layer.c \
   daemon/steps/drafts.c \
   daemon/steps/kv_pages.c \
   daemon/steps/kv_places.c \
@@ -117,6 +117,7 @@ DAEMON_SRC := \
   daemon/steps/prefix.c \
   daemon/steps/prefix_index.c \
   daemon/steps/request.c \
+  daemon/steps/request_speculate.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
   daemon/steps/session_cache.c \

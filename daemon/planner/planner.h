@@ -61,6 +61,7 @@ struct planner_request {
     const char *activations;                    /* why those: for reports, or NULL */
     const char *invariant;                      /* whether the plan is, and why: likewise */
     const char *pages;                          /* why they have their size: likewise */
+    const char *drafts;                         /* where they come from, and their forecast: likewise */
     const char *now;                            /* what memory gives, and what goes by it: likewise */
     enum search_strategy strategy;
     enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */

@@ -82,11 +82,11 @@ static void table_build(struct option_table *t, struct config *c)
          "host memory for states of fixed size, as hybrid models have, at positions\n"
          "that later prompts may go on from (default: as memory allows)",
          .target = &c->snapshot_bytes},
-        {"speculate", 0, ARGS_CHOICE, "off|ngram|auto|mtp",
+        {"speculate", 0, ARGS_CHOICE, REQUEST_SPECULATE_CHOICES,
          "guess several tokens of an answer at once from what the text said before,\n"
          "and keep those that the model would have drawn; auto: as many as make\n"
          "the answer faster, or none; mtp: as the model's own layer of drafts\nguesses (default off)",
-         .target = &c->speculate_name, .choices = "off|ngram|auto|mtp"},
+         .target = &c->speculate_name, .choices = REQUEST_SPECULATE_CHOICES},
         {"draft-tokens", 0, ARGS_U64, "N",
          "guessed tokens of a sequence in a step at most; 0: none, whatever requests say\n"
          "(default 4 with --speculate ngram, 15 with auto, 3 with mtp, else 0)",
@@ -335,13 +335,8 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < PREFIX_SHARINGS; i++)
         if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
             c->sharing = (enum prefix_sharing)i;
-    for (int i = REQUEST_SPECULATE_OFF; i < REQUEST_SPECULATES; i++)
-        if (strcmp(c->speculate_name, request_speculate_name((enum request_speculate)i)) == 0)
-            c->speculate = (enum request_speculate)i;
-    static const uint64_t drafts[REQUEST_SPECULATES] = {[REQUEST_SPECULATE_NGRAM] = CONFIG_DRAFTS,
-                                                        [REQUEST_SPECULATE_AUTO] = ENGINE_DRAFTS_MAX,
-                                                        [REQUEST_SPECULATE_MTP] = CONFIG_DRAFTS_MADE};
-    if (c->draft_tokens == CONFIG_NO_DRAFTS) c->draft_tokens = drafts[c->speculate];
+    c->speculate = request_speculate_named(c->speculate_name);
+    c->draft_tokens = request_speculate_drafts(c->speculate, c->draft_tokens);
     if (c->speculate != REQUEST_SPECULATE_OFF && !c->draft_tokens)
         return helm_fail(err, HELM_E_USAGE, "--speculate %s needs --draft-tokens 1 or more",
                          c->speculate_name);
@@ -374,7 +369,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .kernels = "",
                               .prefix_cache_name = "on",
                               .speculate_name = "off",
-                              .draft_tokens = CONFIG_NO_DRAFTS,
+                              .draft_tokens = REQUEST_NO_DRAFTS,
                               .parallel = 8,
                               .queue = 256,
                               .strategy_name = "best",

@@ -49,7 +49,7 @@ struct config {
     uint64_t step_tokens;                         /* 0: the planner's choice */
     const char *speculate_name;
     enum request_speculate speculate; /* of requests that do not say */
-    uint64_t draft_tokens;            /* CONFIG_NO_DRAFTS: not given */
+    uint64_t draft_tokens;            /* REQUEST_NO_DRAFTS: not given */
     uint64_t parallel, queue, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */
     uint64_t restart_limit;
@@ -62,15 +62,12 @@ struct config {
     uint32_t owned_count;
 };
 
-#define CONFIG_NO_FD       UINT64_MAX
-#define CONFIG_NO_NODE     UINT64_MAX
-#define CONFIG_NO_DRAFTS   UINT64_MAX
-#define CONFIG_DRAFTS      4 /* of a sequence in a step, if requests have some by default */
-#define CONFIG_DRAFTS_MADE 3 /* likewise, by a layer of the model */
-#define CONFIG_QUEUE_MAX   4096
-#define CONFIG_SLOTS_MAX   64
-#define CONFIG_STALL_MS    500
-#define CONFIG_SPIN_US     8 /* as POOL_SPIN_US_DEFAULT: longer spins take a busy neighbour's share */
+#define CONFIG_NO_FD     UINT64_MAX
+#define CONFIG_NO_NODE   UINT64_MAX
+#define CONFIG_QUEUE_MAX 4096
+#define CONFIG_SLOTS_MAX 64
+#define CONFIG_STALL_MS  500
+#define CONFIG_SPIN_US   8 /* as POOL_SPIN_US_DEFAULT: longer spins take a busy neighbour's share */
 
 /* Parses argv and the file it names. Prints help or version and exits when asked (*exit_now true and 0
  * returned). */

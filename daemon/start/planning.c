@@ -10,6 +10,26 @@
 #include "common/model/parts.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/start/start.h"
+#include "daemon/steps/draft_layer.h"
+
+static int read_with_layer(struct helmd *d, const char *path, struct helm_err *err)
+{
+    const int rc = model_read_drafting(path, &d->model, err);
+    if (!rc) formats_lay(&d->model, d->config.weights);
+    return rc;
+}
+
+/* The same model with its layer of drafts, for a plan that has it. */
+static int read_layer(struct helmd *d, struct helm_err *err)
+{
+    struct model without = d->model;
+    const int rc = read_with_layer(d, without.path, err);
+    if (rc)
+        d->model = without;
+    else
+        model_free(&without);
+    return rc;
+}
 
 static int plan_from_file(struct helmd *d, struct helm_err *err)
 {
@@ -20,7 +40,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     json_decref(json);
     if (!rc && d->plan.draft_layers && !d->model.config.drafts &&
         d->config.speculate == REQUEST_SPECULATE_AUTO)
-        rc = drafts_read_layer(d, err);
+        rc = read_layer(d, err);
     if (!rc) rc = model_cut_experts(&d->model, plan_expert_parts(&d->plan), err);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
@@ -57,6 +77,30 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
     return lay_plan(d, err);
 }
 
+static int lay_with_layer(void *of, const char *path, struct helm_err *err)
+{
+    struct helmd *d = of;
+    const int rc = read_with_layer(d, path, err);
+    return rc ? rc : lay_plan(d, err);
+}
+
+static int decide_drafts(struct helmd *d, struct helm_err *err)
+{
+    const struct draft_layer_planned planned = {.model = &d->model,
+                                                .plan = &d->plan,
+                                                .arena = &d->arena_spec,
+                                                .request = &d->request,
+                                                .profile = &d->profile,
+                                                .invariant = &d->invariant,
+                                                .lay_with_layer = lay_with_layer,
+                                                .of = d};
+    char text[DRAFT_LAYER_TEXT];
+    if (d->config.speculate != REQUEST_SPECULATE_AUTO || d->config.plan_file) return 0;
+    const int rc = draft_layer_decide(&planned, text, err);
+    if (!rc) log_info("drafts: %s", text);
+    return rc;
+}
+
 /* Measures the memory's rates, once, where the plan has a use for them: forecasts go by them, and so does
  * another plan where they are far from the profile's. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
@@ -81,7 +125,7 @@ int planning_make(struct helmd *d, struct helm_err *err)
     if (!rc && !d->activations.decided) activations_look(&d->model, &d->plan, &d->activations, &again);
     if (!rc && again) rc = lay_plan_again(d, err);
     if (!rc) rc = look_at_memory(d, err);
-    if (!rc) rc = drafts_consider_layer(d, lay_plan, err);
+    if (!rc) rc = decide_drafts(d, err);
     activations_rates(&d->current, d->plan.inputs, &d->profile); /* the plan stands: forecasts */
     if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;

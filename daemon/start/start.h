@@ -68,14 +68,6 @@ struct profiling_request machine_profiling(const struct helmd *d, unsigned forma
 HELM_MUST_CHECK int planning_make(struct helmd *d, struct helm_err *err);
 void planning_free(struct helmd *d);
 
-/* drafts.c: with `--speculate auto`, and a model whose layer of drafts was not read. Lays a second plan by
- * `lay_plan`, with the layer; if its steps with drafts are faster, model, request and plan are those with it
- * from here on. */
-typedef int drafts_plan_fn(struct helmd *d, struct helm_err *err);
-HELM_MUST_CHECK int drafts_consider_layer(struct helmd *d, drafts_plan_fn *lay_plan, struct helm_err *err);
-/* The same model with its layer of drafts, for a plan that has it. */
-HELM_MUST_CHECK int drafts_read_layer(struct helmd *d, struct helm_err *err);
-
 /* serving.c: HELM_E_CAPACITY where a resource limit has no room for the plan's arena. */
 HELM_MUST_CHECK int serving_check_room(const struct helmd *d, struct helm_err *err);
 HELM_MUST_CHECK int serving_open_workers(struct helmd *d, struct helm_err *err);

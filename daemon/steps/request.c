@@ -262,16 +262,6 @@ static int parse_prompt(const uint32_t *prompt, size_t count, const struct reque
     return rc;
 }
 
-const char *request_speculate_name(enum request_speculate speculate)
-{
-    static const char *const names[REQUEST_SPECULATES] = {[REQUEST_SPECULATE_DEFAULT] = "default",
-                                                          [REQUEST_SPECULATE_OFF] = "off",
-                                                          [REQUEST_SPECULATE_NGRAM] = "ngram",
-                                                          [REQUEST_SPECULATE_AUTO] = "auto",
-                                                          [REQUEST_SPECULATE_MTP] = "mtp"};
-    return names[speculate];
-}
-
 static int parse_speculate(const Helm__V1__Generate *in, const struct request_limits *limits,
                            struct request_generate *out, struct request_error *error)
 {

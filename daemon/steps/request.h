@@ -13,6 +13,7 @@
 
 #include "common/base/err.h"
 #include "common/sampling/sampling.h"
+#include "daemon/steps/request_speculate.h"
 #include "proto/helm.pb-c.h"
 
 #define REQUEST_VERSION        1
@@ -43,19 +44,6 @@ enum request_kind {
     REQUEST_SESSION_WRITE,
     REQUEST_SESSION_END
 };
-
-/* Where a request's drafts come from (docs/speculation.md), and how many there are. */
-enum request_speculate {
-    REQUEST_SPECULATE_DEFAULT,
-    REQUEST_SPECULATE_OFF,
-    REQUEST_SPECULATE_NGRAM, /* from the text before; as many as were right lately */
-    REQUEST_SPECULATE_AUTO,  /* the same; the number with which a step makes the most tokens a second
-                                (draft_count.h) */
-    REQUEST_SPECULATE_MTP,   /* by the model's own layer of drafts; as many as are allowed */
-    REQUEST_SPECULATES
-};
-/* "off", "ngram", "auto", "mtp". */
-const char *request_speculate_name(enum request_speculate speculate);
 
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
 

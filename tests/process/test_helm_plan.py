@@ -6,6 +6,7 @@ HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import struct
@@ -149,6 +150,24 @@ def test_steps_with_drafts_have_forecasts():
     status, out, err = run("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--draft-tokens", 5, "--at", 1)
     same(status, 0, err) # drafts attend to themselves, however short the context is
     same(run("--model", "tests/data/golden/qwen3", "--draft-tokens", 16)[0], 2, "too many")
+
+
+def test_drafts_are_decided_as_helmd_does():
+    words = ("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--speculate")
+    for kind, most in (("off", 0), ("ngram", 4), ("auto", 15)):
+        p = json.loads(run(*words, kind, "--json")[1])
+        same((p.get("draft_tokens", 0), len(p.get("with_drafts", [])), "drafts_why" in p), (most, most and most + 1, kind == "auto"), kind)
+    found = re.fullmatch(r"found in the text, as many as pay: ([0-9.]+) token/s with ([0-9]+), if 80 % are right; ([0-9.]+) without",
+                         p["drafts_why"])
+    check(found and (float(found[1]) > float(found[3]) or found[2] == "0"), p["drafts_why"])
+    check(f"drafts   {p['drafts_why']}" in run(*words, "auto")[1], "the table's line is the object's")
+    out = run(*words, "auto", "--batch", 16)[1]
+    check("drafts   none: the plan is for 16 sequences at once, drafts are for less than 16" in out, out)
+    for kind in ("auto", "mtp"):
+        status, _, err = run(*words, kind, "--draft-tokens", 0)
+        check(status == 2 and f"--speculate {kind} needs --draft-tokens 1 or more" in err, f"{status}: {err}")
+    status, _, err = run(*words, "mtp")
+    check(status == 1 and "no layer that makes drafts" in err, f"{status}: {err}")
 
 
 def test_more_vram_than_the_card_has():

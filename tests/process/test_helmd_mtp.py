@@ -247,8 +247,8 @@ def test_the_ledger_counts_the_layer_and_its_cache():
     same(plan["host"]["total"] > without["host"]["total"], True, "the totals")
 
 
-def helm_plan(*options):
-    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--profile", PROFILE, "--model", model("qwen35", -4), *map(str, options)],
+def helm_plan(*options, profile=PROFILE, adds=-4):
+    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--profile", profile, "--model", model("qwen35", adds), *map(str, options)],
                          capture_output=True, text=True)
     same(run.returncode, 0, f"helm-plan {options}: {run.stderr}")
     return run.stdout
@@ -344,6 +344,9 @@ def test_auto_reads_the_layer_where_its_forecast_is_faster():
             plain, got = (answer(c, PROMPTS[1], 60, speculate=s, sampling=SAMPLINGS["seeded"]) for s in (OFF, AUTO))
             same(got.tokens, plain.tokens, f"{layers} layers")
             check(not layers or used(got)[0] == used(got)[1] > 0, f"the layer is always right: {used(got)}")
+        p = json.loads(helm_plan("--json", "--device", "cpu", "--speculate", "auto", profile=profile, adds=None))
+        same((p.get("draft_layers", 0), p["draft_tokens"]), (layers, 15), f"helm-plan: {p['drafts_why']}")
+        check(f"the model's layer is {'' if layers else 'not '}read" in p["drafts_why"], p["drafts_why"])
 
 
 def test_auto_answers_are_the_same():

@@ -8,18 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/base/args.h"
 #include "common/base/cpu.h"
 #include "common/base/json.h"
-#include "common/base/node.h"
-#include "common/base/start.h"
 #include "common/base/log.h"
 #include "common/base/printable.h"
 #include "common/model/able.h"
 #include "common/base/units.h"
-#include "daemon/children/accelerator.h"
 #include "common/model/parts.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/activations/decision.h"
@@ -33,22 +29,13 @@
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/profile/programs.h"
 #include "daemon/planner/report/plot.h"
-#include "daemon/children/worker_process.h"
+#include "daemon/steps/draft_layer.h"
+#include "daemon/steps/request_speculate.h"
+#include "tools/plan/options.h"
 
-#define GPU_WORKER     "helm-worker-gpu"
 #define STATUS_FAILED  1
 #define STATUS_REFUSED 4
 #define JSON_STYLE     (JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9))
-#define PATH_TEXT      4096
-
-struct options {
-    const char *model, *profile, *now, *strategy, *device, *vram, *plot, *plan, *experts, *pack, *weights,
-        *kv_dtype, *kv_tiers, *kv_page_tokens, *activations, *invariant, *share, *speculate;
-    struct accelerator_wish devices; /* of `device` and `vram` */
-    uint64_t host_memory_bytes, disk_bytes_per_s, snapshot_bytes, ctx, batch, parallel, prompt, at, node,
-        drafts;
-    bool json, node_given, prompt_given, strategy_given, exact;
-};
 
 static enum search_strategy strategy_of(const char *name)
 {
@@ -67,129 +54,6 @@ static int check_able(const struct options *o, struct planner_request *r, bool *
     if (rc && strcmp(o->device, "auto") != 0 && strcmp(o->device, "cpu") != 0)
         return helm_fail(err, rc, "--device %s: %.460s", o->device, why.text);
     if (rc) snprintf(r->no_device, sizeof r->no_device, "%.150s", why.text);
-    return 0;
-}
-
-/* A GPU that a profile describes, with a ceiling. */
-static void describe_device(const struct profile_gpu *gpu, uint64_t vram, struct ledger_device *ledger)
-{
-    const struct accelerator_info device = {.vram_bytes = gpu->vram_bytes,
-                                            .vram_free = gpu->vram_free,
-                                            .context_bytes = gpu->context_bytes};
-    char asked[UNITS_TEXT], there[UNITS_TEXT];
-    *ledger = (struct ledger_device){.limit = UINT64_MAX};
-    if (gpu->device == PROFILE_DEVICE_CUDA)
-        accelerator_ledger_cuda(&device, vram, ledger);
-    else if (gpu->device == PROFILE_DEVICE_EMULATED)
-        accelerator_ledger_emulated(vram, ledger);
-    if (gpu->device == PROFILE_DEVICE_CUDA && vram > gpu->vram_bytes)
-        log_warn("--vram %s: the profile's GPU has %s", units_format_size(vram, asked),
-                 units_format_size(gpu->vram_bytes, there));
-}
-
-/* The second GPU of the file, where the options have one: with one name the next one that there is. A GPU
- * that is alone in its file stands for two where there are two ceilings. */
-static int describe_second(const struct options *o, struct profile *profile, struct profile *second,
-                           struct planner_request *r, struct helm_err *err)
-{
-    const char *name = o->devices.device[1];
-    const bool any = !strchr(o->device, ','), automatic = strcmp(name, "auto") == 0;
-    struct helm_err none = {0};
-    if (!name[0]) return 0;
-    const int rc = profile_read(o->profile, automatic ? "cuda:1" : name, second, &none);
-    const bool alone = rc == HELM_E_NOT_FOUND && any;
-    if (alone && !o->devices.vram_given) return 0;
-    if (rc && !alone) return helm_fail(err, rc, "%s: %.400s", o->profile, none.text);
-    if (!alone) profile->second = second;
-    describe_device(alone ? &profile->gpu : &second->gpu, o->devices.vram[1], &r->machine.second);
-    return 0;
-}
-
-/* The device and the memory of the machine that a profile describes. */
-static int describe_machine(const struct options *o, bool able, struct profile *profile,
-                            struct profile *second, struct planner_request *r, struct helm_err *err)
-{
-    struct cgroup_memory *memory = &r->machine.memory;
-    if (o->devices.vram_given && profile->gpu.device == PROFILE_DEVICE_NONE)
-        return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
-    describe_device(&profile->gpu, o->devices.vram[0], &r->machine.device);
-    const int rc =
-        able && profile->gpu.device != PROFILE_DEVICE_NONE ? describe_second(o, profile, second, r, err) : 0;
-    if (rc) return rc;
-    if (able)
-        snprintf(r->no_device, sizeof r->no_device, "%s",
-                 strcmp(o->device, "cpu") == 0 ? "--device cpu" : "the profile's machine has none");
-    else
-        r->machine.device = (struct ledger_device){.limit = UINT64_MAX};
-    if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
-    /* --host-memory alone limits then, and the ledger says so */
-    uint64_t bytes = o->host_memory_bytes ? PLAN_BYTES_MAX : profile->host_bytes;
-    *memory = (struct cgroup_memory){.limit_bytes = CGROUP_UNLIMITED,
-                                     .machine_bytes = bytes,
-                                     .available_bytes = bytes};
-    return 0;
-}
-
-static int wanted_node(const struct options *o)
-{
-    return o->node_given ? (int)o->node : -1;
-}
-
-/* The profile that helm-profile left of this machine with one device. */
-static int read_kept(const struct options *o, const struct accelerator *device, struct profile *profile,
-                     struct ledger_device *ledger, struct helm_err *err)
-{
-    struct profile_hardware hardware = {.threads = 0, .node = wanted_node(o)};
-    char path[PATH_TEXT], fingerprint[72];
-    snprintf(hardware.device, sizeof hardware.device, "%s", device->hardware);
-    int rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
-    if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
-    if (rc) return rc;
-    if (access(path, F_OK))
-        return helm_fail(
-            err, HELM_E_NOT_FOUND,
-            "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
-            "minute, --profile FILE takes another machine's",
-            path, device->name[0] ? device->name : "cpu");
-    rc = profile_read(path, NULL, profile, err);
-    if (!rc) accelerator_ledger_measured(&profile->gpu, ledger);
-    return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
-              : 0;
-}
-
-/* This machine: its devices, its memory, and its profile; a second one's where that is another model. */
-static int find_machine(const struct options *o, bool able, struct profile *profile, struct profile *second,
-                        struct planner_request *r, struct helm_err *err)
-{
-    int node = -1;
-    static struct accelerator device, other; /* large */
-    struct helm_err none = {0};
-    char program[PATH_TEXT] = "";
-    /* A missing program is reported by the choice of the device. */
-    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
-    int rc = start_check_proc(err);
-    if (!rc)
-        rc = accelerator_choose(able ? o->devices.device[0] : "cpu", o->devices.vram[0], program, &device,
-                                err);
-    if (!rc) rc = accelerator_choose_second(&o->devices, &device, &other, err);
-    if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
-    if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
-    if (rc) return rc;
-    r->machine.device = device.ledger;
-    r->machine.second = other.ledger;
-    if (able) snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
-    rc = read_kept(o, &device, profile, &r->machine.device, err);
-    if (rc || other.ledger.kind == LEDGER_DEVICE_NONE) return rc;
-    if (accelerator_alike(&device, &other)) {
-        accelerator_ledger_measured(&profile->gpu, &r->machine.second);
-        return 0;
-    }
-    rc = read_kept(o, &other, second, &r->machine.second, err);
-    if (!rc) profile->second = second;
-    if (rc != HELM_E_NOT_FOUND || !accelerator_second_unnamed(&o->devices)) return rc;
-    fprintf(stderr, "helm-plan: %s is left out: %s\n", other.name, err->text);
-    r->machine.second.kind = LEDGER_DEVICE_NONE;
-    *err = (struct helm_err){0};
     return 0;
 }
 
@@ -301,18 +165,60 @@ static int look_at_now(const struct options *o, struct profile *measured, struct
     return 0;
 }
 
-/* The plan with the activations that are wanted now. */
-static int lay_plan(const struct options *o, const struct profile *measured, struct planner_request *r,
-                    struct activations *a, struct model *model, struct plan *plan, struct helm_err *err)
-{
+/* A planned model and what it is planned by. The caller's. */
+struct planning {
+    const struct options *o;
+    const struct mixture *weights;
+    const struct profile *measured;
+    struct profile *profile; /* the request's */
+    struct planner_request *r;
+    struct activations *activations;
+    struct invariant *invariant;
+    struct model *model;
+    struct plan *plan;
     struct arena_spec arena;
-    struct profile *profile = (struct profile *)r->profile;
-    activations_rates(measured, a->inputs, profile);
-    memcpy(r->inputs, a->inputs, sizeof r->inputs);
-    int rc = o->plan ? take_plan(o->plan, r, model, plan, &arena, err)
-                     : parts_look_make(model, r, plan, &arena, err);
-    if (o->plan && !rc) activations_take(plan, a);
-    activations_rates(measured, plan->inputs, profile);
+};
+
+/* The plan with the activations that are wanted now. */
+static int lay_plan(struct planning *p, struct helm_err *err)
+{
+    const struct options *o = p->o;
+    activations_rates(p->measured, p->activations->inputs, p->profile);
+    memcpy(p->r->inputs, p->activations->inputs, sizeof p->r->inputs);
+    int rc = o->plan ? take_plan(o->plan, p->r, p->model, p->plan, &p->arena, err)
+                     : parts_look_make(p->model, p->r, p->plan, &p->arena, err);
+    if (o->plan && !rc) activations_take(p->plan, p->activations);
+    activations_rates(p->measured, p->plan->inputs, p->profile);
+    return rc ? rc : invariant_decide(p->r, o->plan != NULL, p->plan, p->invariant, err);
+}
+
+static int lay_with_layer(void *of, const char *path, struct helm_err *err)
+{
+    struct planning *p = of;
+    bool derived;
+    int rc = model_read_drafting_headers(path, p->model, &derived, err);
+    if (rc) return rc;
+    formats_lay(p->model, p->weights);
+    planner_cache_free(p->r->cache); /* its candidates are without the layer */
+    return lay_plan(p, err);
+}
+
+/* With --speculate auto: as helmd decides. */
+static int decide_drafts(struct planning *p, char text[DRAFT_LAYER_TEXT], struct helm_err *err)
+{
+    const struct draft_layer_planned planned = {.model = p->model,
+                                                .plan = p->plan,
+                                                .arena = &p->arena,
+                                                .request = p->r,
+                                                .profile = p->profile,
+                                                .invariant = p->invariant,
+                                                .lay_with_layer = lay_with_layer,
+                                                .of = p};
+    if (p->o->plan || request_speculate_named(p->o->speculate) != REQUEST_SPECULATE_AUTO) return 0;
+    const int rc = draft_layer_decide(&planned, text, err);
+    if (p->model->config.draft_layers && !p->model->config.drafts)
+        planner_cache_free(p->r->cache); /* its candidates have the layer */
+    p->r->drafts = text;
     return rc;
 }
 
@@ -332,7 +238,7 @@ static void look_at_programs(const struct options *o, const struct model *model,
 /* The model with its layer of drafts, if the plan is to have one, or has it. */
 static int read_model(const struct options *o, struct model *model, bool *derived, struct helm_err *err)
 {
-    bool drafts = strcmp(o->speculate, "mtp") == 0;
+    bool drafts = request_speculate_named(o->speculate) == REQUEST_SPECULATE_MTP;
     if (o->plan) {
         json_t *json = NULL;
         const int rc = json_read_file(o->plan, PLAN_TEXT_MAX, &json, err);
@@ -362,11 +268,13 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct histogram experts = {0};
     struct page_size pages;
     struct invariant invariant = {.option = invariant_option_named(o->invariant)};
+    const enum request_speculate speculate = request_speculate_named(o->speculate);
+    char drafts[DRAFT_LAYER_TEXT];
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = (uint32_t)(o->batch > o->parallel ? o->batch : o->parallel),
                                          .ctx = (uint32_t)o->ctx,
-                                         .draft_tokens = (uint32_t)o->drafts,
+                                         .draft_tokens = request_speculate_drafts(speculate, o->drafts),
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
                                          .pack_cpu = true, /* the profile says whether it can */
@@ -388,8 +296,8 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = check_able(o, &r, &able, &err);
     if (!rc && o->profile) rc = profile_read(o->profile, o->devices.device[0], &measured, &err);
     if (!rc)
-        rc = o->profile ? describe_machine(o, able, &measured, &second, &r, &err)
-                        : find_machine(o, able, &measured, &second, &r, &err);
+        rc = o->profile ? machine_describe(o, able, &measured, &second, &r, &err)
+                        : machine_find(o, able, &measured, &second, &r, &err);
     if (!rc) rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : planner_room(&r), &measured, &err);
     if (!rc) found_look(&model, &measured);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
@@ -422,14 +330,23 @@ static int run(const struct options *o, const struct args_spec *spec)
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
     activations_want(&model, &measured, o->profile ? ~0u : cpu_features(), &activations);
     r.activations = activations.text;
-    rc = lay_plan(o, &measured, &r, &activations, &model, &plan, &err);
+    r.invariant = invariant.text;
+    struct planning planning = {.o = o,
+                                .weights = weights,
+                                .measured = &measured,
+                                .profile = &profile,
+                                .r = &r,
+                                .activations = &activations,
+                                .invariant = &invariant,
+                                .model = &model,
+                                .plan = &plan};
+    rc = lay_plan(&planning, &err);
     if (!rc && !derived) activations_look(&model, &plan, &activations, &again);
     if (again) {
         plan_free(&plan);
-        rc = lay_plan(o, &measured, &r, &activations, &model, &plan, &err);
+        rc = lay_plan(&planning, &err);
     }
-    if (!rc) rc = invariant_decide(&r, o->plan != NULL, &plan, &invariant, &err);
-    r.invariant = invariant.text;
+    if (!rc) rc = decide_drafts(&planning, drafts, &err);
     activations_rates(&current, plan.inputs, &profile); /* the plan stands: forecasts */
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
@@ -458,6 +375,7 @@ int main(int argc, char **argv)
                         .invariant = "auto",
                         .share = "off",
                         .speculate = "off",
+                        .drafts = REQUEST_NO_DRAFTS,
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
                         .kv_page_tokens = PAGE_SIZE_DEFAULT,
@@ -505,12 +423,13 @@ int main(int argc, char **argv)
          "sequences that have slots, and room for states of fixed size, as helmd's\n"
          "(default 8, and no fewer than --batch)",
          .target = &o.parallel, .min = 1, .max = ARENA_SLOTS_MAX},
-        {"speculate", 0, ARGS_CHOICE, "off|mtp",
-         "mtp: with the model's own layer of drafts, as helmd's (default off)", .target = &o.speculate,
-         .choices = "off|mtp"},
+        {"speculate", 0, ARGS_CHOICE, REQUEST_SPECULATE_CHOICES,
+         "drafts, as helmd's. auto: says whether they are found in the text or made by the model's\n"
+         "own layer, and how many are forecast to pay; mtp: with that layer (default off)",
+         .target = &o.speculate, .choices = REQUEST_SPECULATE_CHOICES},
         {"draft-tokens", 0, ARGS_U64, "N",
          "drafts of a sequence in a step at most, as helmd's: forecasts of steps with them\n"
-         "(default 0)",
+         "(default 4 with --speculate ngram, 15 with auto, 3 with mtp, else 0)",
          .target = &o.drafts, .max = ENGINE_DRAFTS_MAX},
         {"prompt", 0, ARGS_U64, "N",
          "prompt that the first token is forecast for (default 128); decode is forecast right\n"
@@ -579,6 +498,10 @@ int main(int argc, char **argv)
         return args_usage_error(&spec, &err);
     if (o.profile && o.node_given) {
         (void)helm_fail(&err, HELM_E_USAGE, "--node chooses a node of this machine: a profile names its own");
+        return args_usage_error(&spec, &err);
+    }
+    if (!o.drafts && request_speculate_named(o.speculate) != REQUEST_SPECULATE_OFF) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--speculate %s needs --draft-tokens 1 or more", o.speculate);
         return args_usage_error(&spec, &err);
     }
     if (o.plan && o.strategy_given) {

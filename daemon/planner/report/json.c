@@ -153,18 +153,18 @@ json_t *explain_to_json(const struct explain *x)
         goto fail;
     }
     json_decref(more);
-    if (x->request->pages && json_object_set_new(json, "page_tokens_why", json_string(x->request->pages)))
-        goto fail;
-    if (x->request->invariant &&
-        json_object_set_new(json, "invariant_why", json_string(x->request->invariant)))
-        goto fail;
-    if (x->request->second && x->request->second->text[0] &&
-        json_object_set_new(json, "second_device", json_string(x->request->second->text)))
-        goto fail;
-    if (x->request->now && json_object_set_new(json, "now", json_string(x->request->now))) goto fail;
-    if (x->request->activations &&
-        json_object_set_new(json, "activations_why", json_string(x->request->activations)))
-        goto fail;
+    const struct planner_request *r = x->request;
+    const struct {
+        const char *name, *text; /* in words; NULL or empty: left out */
+    } why[] = {{"page_tokens_why", r->pages},
+               {"invariant_why", r->invariant},
+               {"second_device", r->second ? r->second->text : NULL},
+               {"drafts_why", r->drafts},
+               {"now", r->now},
+               {"activations_why", r->activations}};
+    for (size_t i = 0; i < sizeof why / sizeof *why; i++)
+        if (why[i].text && why[i].text[0] && json_object_set_new(json, why[i].name, json_string(why[i].text)))
+            goto fail;
     json_t *moved = stages; /* the call below takes it, also when it fails */
     stages = NULL;
     if (json_object_set_new(json, "stages", moved)) goto fail;

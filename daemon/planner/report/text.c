@@ -350,6 +350,7 @@ void explain_print(const struct explain *x, FILE *out)
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
     if (x->request->second && x->request->second->text[0])
         fprintf(out, "second   %s\n", x->request->second->text);
+    if (x->request->drafts) fprintf(out, "drafts   %s\n", x->request->drafts);
     print_experts(x, out);
     print_disk(x, out);
     print_shared(x->plan, x->request->model, out);

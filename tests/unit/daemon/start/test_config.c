@@ -112,7 +112,7 @@ static void drafts_are_off_unless_asked_for(void **state)
     assert_true(c.speculate == REQUEST_SPECULATE_OFF && c.draft_tokens == 0);
     config_free(&c);
     assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "ngram"), 0);
-    assert_true(c.speculate == REQUEST_SPECULATE_NGRAM && c.draft_tokens == CONFIG_DRAFTS);
+    assert_true(c.speculate == REQUEST_SPECULATE_NGRAM && c.draft_tokens == 4);
     config_free(&c);
     assert_int_equal(READ(&c, &err, "--model", "/m", "--speculate", "auto"), 0);
     assert_true(c.speculate == REQUEST_SPECULATE_AUTO && c.draft_tokens == 15);
