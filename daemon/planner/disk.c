@@ -148,20 +148,30 @@ static int try_context(struct making *m, const struct spec *spec, uint32_t ctx, 
     return rc;
 }
 
+/* Whether every memory but the host's has room. */
+static bool fits_elsewhere(const struct plan *plan)
+{
+    for (int m = PLAN_HOST + 1; m < PLAN_MEMORIES; m++)
+        if (plan->memory[m].total > plan->memory[m].limit) return false;
+    return true;
+}
+
 int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes, struct helm_err *err)
 {
+    const struct model_config *config = &m->r->model->config;
+    const uint32_t rest = count_rest(config), least = device && m->required;
     struct helm_err why;
     int rc = 0;
     *bytes = 0;
     if (!can(m, &why)) return 0;
-    for (int with = device; with >= (device && m->required) && !*bytes && !rc; with--) {
-        const struct split split = split_at(with ? count_rest(&m->r->model->config) : 0, false);
+    for (uint32_t n = device ? rest + 1 : 1; n-- > least && !*bytes && !rc;) {
+        if (config->reads && n && n < rest) continue; /* as in try_context */
+        const struct split split = split_at(n, config->tied_head);
         struct plan plan = {.layers = 0};
         begin(m, LEDGER_STEP_TOKENS);
         rc = write_plan(m, &split, ctx, 1, &plan, err);
-        const enum plan_memory over = ledger_over(&plan);
         const uint64_t total = plan.memory[PLAN_HOST].total;
-        if (!rc && (over == PLAN_HOST || over == PLAN_MEMORIES))
+        if (!rc && fits_elsewhere(&plan))
             *bytes = round_up(total, (total < GIB ? MIB : GIB) / PERCENT + 1); /* as it is printed */
         plan_free(&plan);
     }

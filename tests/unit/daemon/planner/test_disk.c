@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -315,6 +316,48 @@ static void refused(double rate, uint64_t host, const char *model, const char *s
     case_close(&c);
 }
 
+/* The size that a refusal names, as text with a unit; 0: it names none with experts on disk. */
+static uint64_t named_host(const char *text)
+{
+    static const char end[] = " of host memory with experts on disk";
+    const char *at = strstr(text, end);
+    double size = 0;
+    char unit[4] = "";
+    if (!at) return 0;
+    while (at > text && at[-1] != ' ') at--;
+    at--;
+    while (at > text && at[-1] != ' ') at--;
+    assert_int_equal(sscanf(at, "%lf %3s", &size, unit), 2);
+    return (uint64_t)(size * (double)(strcmp(unit, "GiB") == 0 ? GIB : GIB >> 10));
+}
+
+/* Planned again with it, whatever the device has room for, if it must take part as well. */
+static void the_size_that_a_refusal_names_suffices(void **state)
+{
+    (void)state;
+    uint32_t named = 0;
+    for (uint64_t vram = GIB / 2; vram <= 8 * GIB; vram += vram / 2)
+        for (int required = 0; required < 2; required++) {
+            struct explain_case c;
+            struct plan plan = {0};
+            struct arena_spec spec;
+            struct helm_err err = {0};
+            open_device_case(&c, GIB / 2, vram);
+            c.request.device_required = required;
+            c.request.wish.ctx = 4096;
+            assert_int_equal(planner_make(&c.request, &plan, &spec, &err), HELM_E_CAPACITY);
+            const uint64_t host = named_host(err.text);
+            named += host > 0;
+            c.request.wish.host_memory_bytes = host;
+            if (host && planner_make(&c.request, &plan, &spec, &err))
+                fail_msg("%.2f GiB of VRAM, %s: %s", (double)vram / GIB, required ? "required" : "auto",
+                         err.text);
+            plan_free(&plan);
+            case_close(&c);
+        }
+    assert_true(named >= 8);
+}
+
 static void what_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -339,6 +382,7 @@ int main(void)
                                        cmocka_unit_test(what_a_run_found_is_priced),
                                        cmocka_unit_test(what_a_run_found_is_kept),
                                        cmocka_unit_test(a_plan_is_text_and_back),
+                                       cmocka_unit_test(the_size_that_a_refusal_names_suffices),
                                        cmocka_unit_test(what_cannot_be_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
