@@ -311,11 +311,12 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     struct planner_request fewer = *r;
     struct plan other = {0};
     struct arena_spec room;
+    struct planner_second note = {""};
     double seen = 0;
     fewer.typical = planner_typical_context(r, plan->context_tokens);
     fewer.wish.ctx = plan->context_tokens;
     fewer.refusal = NULL;
-    fewer.second = NULL;
+    fewer.second = &note;
     int rc = 0;
     bool certain = true; /* whichever number of sequences it has room for */
     for (uint32_t n = at_once; n <= most_at_once(r, at_once, plan->context_tokens) && certain && !rc; n++) {
@@ -329,6 +330,7 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
     if (!rc) rc = rate_of(&fewer, &other, &seen, err);
+    if (!rc && seen > *rate && r->second) *r->second = note;
     take_faster(plan, spec, rate, &other, &room, rc ? 0 : seen);
     return rc;
 }
@@ -394,9 +396,7 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
     planner_cache_free(&own);
     if (!rc && r.second && strncmp(r.second->text, "used", 4) == 0 &&
         !plan_uses(plan, plan_home_processor(PLAN_HOME_GPU1)))
-        snprintf(r.second->text, sizeof r.second->text, "left out: %s",
-                 plan_kv_tiered(plan) ? "a cache in two tiers is faster"
-                                      : "fewer sequences at once are faster");
+        snprintf(r.second->text, sizeof r.second->text, "left out: a cache in two tiers is faster");
     return rc;
 }
 

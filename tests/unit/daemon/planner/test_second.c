@@ -1,5 +1,6 @@
 /* Unit tests of daemon/planner/second.c: plans for machines with two devices that exist only here. */
 #include <math.h>
+#include <stdio.h>
 
 #include "tests/unit/daemon/planner/plan_case.h"
 
@@ -222,6 +223,40 @@ static void several_sequences_are_planned_for(void **state)
     bench_close(&p.b);
 }
 
+/* Whether the second device is used, and token/s with it, are those of a plan for fewer sequences at once, if
+ * that is taken. */
+static void the_note_is_of_the_plan_that_is_taken(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t first, second;
+        uint32_t batch, at_once;
+    } cases[] = {{4, 3, 4, 4}, {4, 17, 4, 1}, {9, 10, 8, 1}, {14, 24, 8, 4}, {24, 3, 8, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pair p;
+        struct plan plan;
+        struct planner_prediction now;
+        struct helm_err err = {0};
+        double with, without;
+        pair_open(&p, &shape_8b, cases[i].first * GIB, cases[i].second * GIB);
+        p.b.r.wish.ctx = 32768;
+        p.b.r.batch = p.b.r.wish.batch = cases[i].batch;
+        make_pair(&p, &plan);
+        assert_int_equal(planner_at_once(&p.b.r, &plan), cases[i].at_once);
+        if (!plan_uses(&plan, PLAN_GPU1)) {
+            assert_string_equal(p.note.text, "left out: all layers fit in the first device");
+        } else {
+            if (planner_predict(&p.b.r, &plan, cases[i].at_once, 32768, 1, &now, &err))
+                fail_msg("%s", err.text);
+            assert_int_equal(sscanf(p.note.text, "used: %lf token/s with it, %lf without", &with, &without),
+                             2);
+            assert_true(fabs(with * now.decode.seconds / cases[i].at_once - 1) < 0.01 && without < with);
+        }
+        plan_free(&plan);
+        bench_close(&p.b);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -233,6 +268,7 @@ int main(void)
         cmocka_unit_test(a_plan_may_need_both),
         cmocka_unit_test(chunks_of_a_long_prompt_overlap),
         cmocka_unit_test(several_sequences_are_planned_for),
+        cmocka_unit_test(the_note_is_of_the_plan_that_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
