@@ -186,10 +186,10 @@ static int decide(void *context, bool *again, struct helm_err *err)
     return rc;
 }
 
-/* Keeps the hits of experts on disk: the next plan goes by them. */
+/* Adds the hits of experts on disk to those of earlier runs: the next plan goes by them. */
 static void keep_found(const struct helmd *d)
 {
-    struct profile_found found = d->measured.found;
+    struct profile_found found = {.of = d->measured.found.of}, all = d->measured.found;
     struct helm_err err = {0};
     /* a plan that could not be made again has left no arena */
     if (!d->arena.base || !plan_disk_units(&d->plan) || !found.of) return;
@@ -200,12 +200,14 @@ static void keep_found(const struct helmd *d)
     found.uses = atomic_load(&seen->used);
     found.found = atomic_load(&seen->present);
     if (!found.found || found.slots == found.experts) return;
-    if (found_write(&found, &err))
+    found_add(&all, &found);
+    if (found_write(&all, &err))
         log_warn("what was found of experts on disk is not kept: %s", err.text);
     else
-        log_info("experts on disk: %.1f %% of %llu uses were found in %u slots: kept for the next plan",
+        log_info("experts on disk: %.1f %% of %llu uses were found in %u slots: kept for the next plan, "
+                 "with earlier runs %.1f %% of %llu",
                  100.0 * (double)found.found / (double)found.uses, (unsigned long long)found.uses,
-                 found.slots);
+                 found.slots, 100.0 * (double)all.found / (double)all.uses, (unsigned long long)all.uses);
 }
 
 int serving_run(struct helmd *d)

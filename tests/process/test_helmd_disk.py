@@ -145,6 +145,13 @@ def test_what_was_found_is_kept_for_the_next_plan():
             same(int(kept.group(2)), seen["experts_used_total"], "uses")
         with running(*SIZES, real=True, model=MIXTRAL, plan=disk_plan(4), env=env) as d:
             check(f"{kept.group(1)} % of the chosen ones are expected there, by what a run counted" in d.log(), d.log()[-2000:])
+            c = Client(d.endpoint)
+            c.run(c.generate([5, 6, 7], 70, ignore_eos=True), timeout=60 * SLOW)
+            uses = status(d)["experts_used_total"]
+            d.stop()
+            added = re.search(r"kept for the next plan, with earlier runs ([0-9.]+) % of ([0-9]+)", d.log())
+            check(added and int(added.group(2)) == uses + int(kept.group(2)), d.log()[-2000:])
+            kept = added
         with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
             json.dump(disk_plan(4), f)
             f.flush()

@@ -59,6 +59,19 @@ void found_look(const struct model *model, struct profile *profile)
         log_warn("experts are taken to be chosen alike: %s", why.text);
 }
 
+void found_add(struct profile_found *counted, const struct profile_found *run)
+{
+    struct profile_found sum = *run;
+    if (counted->uses && counted->experts == run->experts) {
+        sum.uses += counted->uses;
+        sum.found += (uint64_t)llround((double)counted->uses * found_part(counted, run->slots, run->experts));
+    }
+    const double kept = fmin(1, (double)FOUND_USES_MOST / (double)sum.uses);
+    sum.uses = (uint64_t)llround(kept * (double)sum.uses);
+    sum.found = (uint64_t)fmax(1, round(kept * (double)sum.found));
+    *counted = sum;
+}
+
 int found_write(const struct profile_found *found, struct helm_err *err)
 {
     char path[PATH_TEXT];

@@ -3,7 +3,9 @@
  *
  * Tokens choose some experts more often than others, and how much so is the model's and the text's: only
  * counting shows it. One small JSON file for each model, beside the profiles; what cannot be read or
- * contradicts itself is not used. Called by helmd and helm-plan. */
+ * contradicts itself is not used. A run adds its counts to those of the runs before, so a short one does not
+ * replace a long one. The sum is bounded, so that a change of use is followed. Called by helmd and
+ * helm-plan. */
 #pragma once
 
 #include "common/base/err.h"
@@ -17,6 +19,11 @@
 HELM_MUST_CHECK int found_read(const struct model *model, struct profile *profile, struct helm_err *err);
 /* The same where a plan may have experts on disk; counts that cannot be read are warned of. */
 void found_look(const struct model *model, struct profile *profile);
+/* Uses that are remembered: 43,000 tokens of 8 experts in 48 layers. A larger sum is scaled down to it. */
+#define FOUND_USES_MOST (UINT64_C(1) << 24)
+/* Adds what a run counted, of the same model. Counts with another number of slots become what found_part
+ * expects with the run's. Counts of another number of experts are replaced. */
+void found_add(struct profile_found *counted, const struct profile_found *run);
 /* Keeps it. */
 HELM_MUST_CHECK int found_write(const struct profile_found *found, struct helm_err *err);
 /* The part of one token's experts that is expected in `slots` of `experts` slots.

@@ -230,6 +230,32 @@ static void what_a_run_found_is_kept(void **state)
     model_free(&model);
 }
 
+/* A short run moves what a long one counted by its share, with whatever number of slots, and the sum is
+ * bounded: a change of the model's use is followed. */
+static void runs_are_added_up(void **state)
+{
+    (void)state;
+    struct profile_found all = {.of = 1},
+                         half = {.of = 1, .uses = 1000, .found = 500, .slots = 16, .experts = 128};
+    const struct profile_found run = {.of = 1, .uses = 100000, .found = 70000, .slots = 13, .experts = 128};
+    found_add(&all, &run);
+    assert_memory_equal(&all, &run, sizeof run);
+    found_add(&all, &half);
+    assert_int_equal(all.uses, 101000);
+    assert_int_equal(all.slots, 16);
+    const double before = found_part(&run, 16, 128), now = found_part(&all, 16, 128);
+    assert_true(before > 0.7 && fabs(now - (100 * before + 0.5) / 101) < 1e-4);
+    for (int i = 0; i < 400; i++) {
+        half.uses = 1000000, half.found = 500000;
+        found_add(&all, &half);
+        assert_true(all.uses <= FOUND_USES_MOST && all.found <= all.uses);
+    }
+    assert_true(fabs(found_part(&all, 16, 128) - 0.5) < 1e-3);
+    half.experts = 64;
+    found_add(&all, &half);
+    assert_memory_equal(&all, &half, sizeof half);
+}
+
 /* Text and JSON: each memory's experts, and the part of the choices that is found there. */
 static void an_explained_plan_has_its_levels(void **state)
 {
@@ -381,6 +407,7 @@ int main(void)
                                        cmocka_unit_test(an_explained_plan_has_its_levels),
                                        cmocka_unit_test(what_a_run_found_is_priced),
                                        cmocka_unit_test(what_a_run_found_is_kept),
+                                       cmocka_unit_test(runs_are_added_up),
                                        cmocka_unit_test(a_plan_is_text_and_back),
                                        cmocka_unit_test(the_size_that_a_refusal_names_suffices),
                                        cmocka_unit_test(what_cannot_be_is_refused)};
