@@ -26,6 +26,7 @@
 #include "daemon/steps/request.h"
 
 #define LARGE_BUFFER (128 << 10) /* bytes of one that goes back to the system when it is freed */
+#define BLAS_THREADS "OPENBLAS_NUM_THREADS"
 
 /* A descriptor the parent handed down: it must be open, and children must not get it. */
 static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct helm_err *err)
@@ -139,8 +140,8 @@ int main(int argc, char **argv)
     /* glibc would raise this by itself, and keep what large buffers of clients took */
     mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
     /* Workers compute with one thread of OpenBLAS (gemm_openblas.c). Before their main it would make one for
-     * each processor, and each of them spins for tens of milliseconds. */
-    setenv("OPENBLAS_NUM_THREADS", "1", 1);
+     * each processor, and each of them spins for tens of milliseconds. A value that the user sets is kept. */
+    setenv(BLAS_THREADS, "1", 0);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
@@ -150,6 +151,10 @@ int main(int argc, char **argv)
     log_set_level(d.config.log_level);
     char mask[CPU_MASK_TEXT];
     if (*cpu_mask_text(mask, sizeof mask)) log_warn("%s", mask);
+    const char *const threads = getenv(BLAS_THREADS);
+    if (threads && strcmp(threads, "1") != 0)
+        log_info(BLAS_THREADS "=%.20s: workers start with so many threads of OpenBLAS, and compute with one",
+                 threads);
     if (d.config.die_with_parent) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (getppid() != parent) goto out; /* it ended before the line above */

@@ -71,6 +71,14 @@ def test_closed_standard_descriptors_are_no_harm():
         shutil.rmtree(base, ignore_errors=True)
 
 
+def test_threads_of_openblas_are_the_users_or_one():
+    for given, seen in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+        with running("--device", "cpu", env=given) as d:
+            with open(f"/proc/{d.children()['cpu']}/environ") as f:
+                same([v for v in f.read().split("\0") if v.startswith("OPENBLAS_NUM_")], ["OPENBLAS_NUM_THREADS=" + seen], "the worker's")
+            same("OPENBLAS_NUM_THREADS=3: workers start with so many threads" in d.log(), seen == "3", d.log())
+
+
 def test_a_full_pipe_that_nobody_reads_stops_nothing():
     base = tempfile.mkdtemp(prefix="helmd-test-")
     read_end, write_end = os.pipe()
