@@ -42,9 +42,11 @@ bool tiers_may_be_two(const struct making *m, const struct spec *spec);
 /* experts.c: a layer's experts in both memories. */
 HELM_MUST_CHECK int experts_try(struct making *m, const struct spec *spec, struct candidate *best,
                                 struct helm_err *err);
-/* shared.c: dense MLPs that GPU and CPU compute together. */
+/* shared.c: dense MLPs that GPU and CPU compute together. Then whether --share on, if that is asked for, can
+ * be: HELM_E_UNSUPPORTED names the tensor that cannot be cut, its number and the limit. */
 HELM_MUST_CHECK int shared_try(struct making *m, const struct spec *spec, struct candidate *best,
                                struct helm_err *err);
+HELM_MUST_CHECK int shared_check(const struct making *m, struct helm_err *err);
 /* For a plan of `experts-cpu`, of a model with shared experts: these in VRAM, and one slot a layer that never
  * changes. */
 HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec, struct candidate *best,
@@ -55,8 +57,8 @@ HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct 
 /* disk.c: where nothing else fits, experts on disk. spec->ctx becomes the plan's. */
 HELM_MUST_CHECK int disk_try(struct making *m, struct spec *spec, struct candidate *best,
                              struct helm_err *err);
-/* Host memory with which such a plan fits, as many units without experts in VRAM as that has room for; 0: none
- * does, however much there is. */
+/* Host memory with which such a plan fits, as many units without experts in VRAM as that has room for; 0:
+ * none does, however much there is. */
 HELM_MUST_CHECK int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes,
                                     struct helm_err *err);
 /* second.c: the last layers on a second device, the other ideas for those before. */

@@ -117,13 +117,6 @@ void making_settle(struct making *m)
     m->of = known_case(m);
 }
 
-static int check_shared(const struct making *m, struct helm_err *err)
-{
-    if (m->r->share != SHARE_ON || analyse_shares(&m->table)) return 0;
-    return helm_fail(err, HELM_E_UNSUPPORTED,
-                     "--share on is for dense MLPs of gate, up and down: this model has none");
-}
-
 static int check_mixed(const struct planner_request *r, struct helm_err *err)
 {
     if (r->strategy != SEARCH_MIXED) return 0;
@@ -247,7 +240,7 @@ static int make_one(const struct planner_request *r, struct plan *plan, struct a
     if (!rc) rc = check_mixed(r, err);
     if (!rc) rc = check_profile(r, err);
     if (!rc) rc = making_open(r, &m, err);
-    if (!rc) rc = check_shared(&m, err);
+    if (!rc) rc = shared_check(&m, err);
     if (!rc) {
         making_settle(&m);
         rc = make(&m, plan, spec, err);

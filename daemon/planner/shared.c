@@ -16,6 +16,23 @@
 #define SHARE_STEPS 6   /* shares that are tried first, from one part of so many to all but one */
 #define FAR         1e3 /* seconds of a unit that is not to be on the CPU */
 
+int shared_check(const struct making *m, struct helm_err *err)
+{
+    if (m->r->share != SHARE_ON) return 0;
+    if (!analyse_shares(&m->table))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "--share on is for dense MLPs of gate, up and down: this model has none");
+    for (uint32_t l = 0; l < m->table.layers; l++) {
+        const uint32_t rows = m->table.mlp_rows[l];
+        if (rows % SHARE_ROWS == 0 && rows != SHARE_ROWS) continue;
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "--share on: the MLP of %.200s has %u rows, must be a multiple of %d and at least %d",
+            model_find(m->r->model, TENSOR_DOWN, (int32_t)l)->name, rows, SHARE_ROWS, 2 * SHARE_ROWS);
+    }
+    return 0;
+}
+
 /* The rows of the narrowest MLP that can be shared; 0: none can be, or not in whole blocks. */
 static uint32_t rows_of(const struct making *m)
 {

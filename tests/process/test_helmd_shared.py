@@ -145,6 +145,8 @@ def main():
     refused(shared_plan(rows=ROWS), "cannot be shared at row 704")
     refused(dict(shared_plan(), shared_rows=1 << 30), "'shared_rows'")
     refused(None, "--share on is for dense MLPs", "--share", "on", model=os.path.join(h.DATA, "golden", "mixtral"))
+    refused(None, "--share on: the MLP of model.layers.0.mlp.down_proj.weight has 704 rows, must be a multiple of 256 and at least 512",
+            "--share", "on", model=os.path.join(h.DATA, "golden", "qwen3"))
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0
 
