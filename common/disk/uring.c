@@ -19,20 +19,36 @@ static bool can_read(struct io_uring *ring)
     return can;
 }
 
+/* A sandbox may allow to make a ring and not to use it: 0, or what an entry that does nothing fails with. */
+static int try_ring(struct io_uring *ring)
+{
+    struct io_uring_cqe *done;
+    io_uring_prep_nop(io_uring_get_sqe(ring));
+    int rc = io_uring_submit_and_wait(ring, 1);
+    if (rc >= 0) rc = io_uring_peek_cqe(ring, &done);
+    if (!rc) io_uring_cqe_seen(ring, done);
+    return rc;
+}
+
 static int open_ring(uint32_t depth, struct disk_queue **queue, struct helm_err *err)
 {
     struct disk_queue *q = calloc(1, sizeof *q);
     if (!q) return helm_fail(err, HELM_E_NOMEM, "no memory for a queue of reads");
-    const int rc = io_uring_queue_init(depth, &q->ring, 0);
+    int rc = io_uring_queue_init(depth, &q->ring, 0);
     if (rc) {
         free(q);
         return helm_fail(err, HELM_E_UNSUPPORTED, "io_uring: %s", strerror(-rc));
     }
-    if (!can_read(&q->ring)) {
+    rc = try_ring(&q->ring);
+    if (rc)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "io_uring: %s", strerror(-rc));
+    else if (!can_read(&q->ring))
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "io_uring: it does not say that it reads (Linux 5.6 and later do)");
+    if (rc) {
         io_uring_queue_exit(&q->ring);
         free(q);
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "io_uring: it does not say that it reads (Linux 5.6 and later do)");
+        return rc;
     }
     *queue = q;
     return 0;

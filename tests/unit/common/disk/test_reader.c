@@ -1,6 +1,6 @@
 /* Unit tests of the reader, in both ways: bytes as the file has them, whatever sizes of reads, parts and
  * queue; many reads at once; the end of the file inside a block; and each fault: a file that ends too early,
- * a descriptor that cannot be read, a read that fails with EIO. */
+ * a descriptor that cannot be read, a read that fails with EIO; a system that forbids a call of io_uring. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +9,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/disk/reader.h"
@@ -155,6 +160,74 @@ static void faults_are_told_by_threads(void **state)
     faults(DISK_THREADS);
 }
 
+/* ---- where io_uring is not allowed ---- */
+
+/* This process cannot make one system call from now on: it fails with `error`. */
+static bool forbid(int call, int error)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+enum { NO_FILTERS = 77, ALLOWED };
+
+/* In a process of its own, since a filter stays: a usual reader reads the file by threads and says why. */
+static int read_without(int call, int error, const char *reason)
+{
+    struct disk_reader *reader;
+    struct helm_err refused, err = {0};
+    if (!forbid(call, error)) return NO_FILTERS;
+    if (disk_reader_open_usual(&reader, &refused, &err)) fail_msg("%s", err.text);
+    if (!refused.code) return ALLOWED;
+    assert_int_equal(refused.code, HELM_E_UNSUPPORTED);
+    if (strcmp(refused.text, reason) != 0) fail_msg("'%s' instead of '%s'", refused.text, reason);
+    for (uint32_t blocks = 1; blocks <= 41; blocks += 20) read_all(reader, blocks);
+    disk_reader_close(reader);
+    return 0;
+}
+
+static void threads_read_where_io_uring_is_not_allowed(void **state)
+{
+    (void)state;
+    static const struct {
+        int call, error;
+        const char *reason;
+    } cases[] = {
+        {__NR_io_uring_setup, ENOSYS, "io_uring: Function not implemented"},
+        {__NR_io_uring_setup, EPERM, "io_uring: Operation not permitted"},
+        {__NR_io_uring_register, EPERM, "io_uring: it does not say that it reads (Linux 5.6 and later do)"},
+        {__NR_io_uring_enter, EPERM, "io_uring: Operation not permitted"},
+    };
+    struct disk_reader *reader;
+    struct helm_err refused, err = {0};
+    assert_int_equal(disk_reader_open_usual(&reader, &refused, &err), 0);
+    disk_reader_close(reader);
+    if (refused.code) {
+        print_message("skipped: this system allows no %s\n", refused.text);
+        skip();
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int status = 0;
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (!child) _exit(read_without(cases[i].call, cases[i].error, cases[i].reason));
+        assert_true(waitpid(child, &status, 0) == child);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == NO_FILTERS) {
+            print_message("skipped: this system allows no seccomp filter\n");
+            skip();
+        }
+        if (!WIFEXITED(status) || WEXITSTATUS(status))
+            fail_msg("system call %d fails with '%s': status %x", cases[i].call, strerror(cases[i].error),
+                     status);
+    }
+}
+
 static void impossible_readers_are_refused(void **state)
 {
     (void)state;
@@ -176,6 +249,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_are_the_files),
                                        cmocka_unit_test(faults_are_told_by_io_uring),
                                        cmocka_unit_test(faults_are_told_by_threads),
+                                       cmocka_unit_test(threads_read_where_io_uring_is_not_allowed),
                                        cmocka_unit_test(impossible_readers_are_refused)};
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }
