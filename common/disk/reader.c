@@ -98,10 +98,10 @@ void disk_reader_submit(struct disk_reader *r, struct disk_reading *read)
     begin_parts(r);
 }
 
-/* The first failure counts. */
+/* The failure nearest to the read's beginning counts, whichever part is done first. */
 static void fail(struct disk_reading *read, uint64_t at, int error)
 {
-    if (read->error || read->ended) return;
+    if ((read->error || read->ended) && read->failed_at <= at) return;
     read->error = error;
     read->ended = !error;
     read->failed_at = at;
@@ -115,7 +115,7 @@ static void take(struct disk_reader *r, struct disk_part *part)
     const uint32_t came = part->result > 0 ? (uint32_t)part->result : 0;
     const uint64_t end = part->at + came, needed = read->offset + read->least;
     const bool all = came == part->bytes || (came && end >= needed) || (!came && part->at >= needed);
-    if (!all && (came || again) && !read->error && came % DISK_ALIGN == 0) {
+    if (!all && (came || again) && came % DISK_ALIGN == 0) {
         part->at = end;
         part->bytes -= came;
         read->left -= came;

@@ -32,7 +32,7 @@ struct disk_reading {
     uint64_t least;         /* bytes that have to be there: the file may end in the last block */
     char *to;
     /* When it is done: */
-    int error;          /* errno of the first part that failed; 0: none did */
+    int error;          /* errno of the part that failed nearest to `offset`; 0: none did */
     bool ended;         /* the file ended before `least` */
     uint64_t failed_at; /* the byte of the file at which either was */
     /* the reader's */
