@@ -20,8 +20,9 @@ _Atomic uint32_t *gpu_follow_end(const struct gpu_engine *g, uint32_t at)
 static bool is_alone(const struct gpu_engine *g, const struct gpu_program *p)
 {
     return p->count && g->plan.embed == g->base.self && g->plan.head == g->base.self && p->turns == 1 &&
-           !p->turn[0].in && !p->turn[0].out && !plan_mixed_units(&g->plan) && p->tail == p->count &&
-           !p->copy_bytes && !plan_streams(&g->plan, g->base.self) && (!g->staging_bytes || g->tiers.on);
+           !p->turn[0].in && !p->turn[0].out && !plan_is_helped(&g->plan, g->base.self) &&
+           p->tail == p->count && !p->copy_bytes && !plan_streams(&g->plan, g->base.self) &&
+           (!g->staging_bytes || g->tiers.on);
 }
 
 /* The chains are the decode step's own: the same operations, in the same memory. */

@@ -71,6 +71,16 @@ bool plan_streams(const struct plan *plan, enum plan_processor processor)
     return false;
 }
 
+bool plan_is_helped(const struct plan *plan, enum plan_processor processor)
+{
+    const unsigned homes = all_homes(plan);
+    for (int h = 0; h < PLAN_HOMES; h++)
+        if (homes >> h & 1 && plan_home_rows[h].processor == processor &&
+            plan_home_rows[h].helper < PLAN_PROCESSORS)
+            return true;
+    return false;
+}
+
 bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     const unsigned homes = all_homes(plan);

@@ -368,6 +368,8 @@ uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
 /* Whether some phase has such a home; such a home from which weights are streamed to this processor. */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
 bool plan_streams(const struct plan *plan, enum plan_processor processor);
+/* Whether another processor computes a part of some unit of this one's (`mixed`, `shared`). */
+bool plan_is_helped(const struct plan *plan, enum plan_processor processor);
 /* Whether this processor, or any, computes the attention of a layer in some prefill phase whose cache is
  * another's (and so has to borrow it). */
 bool plan_borrows(const struct plan *plan, enum plan_processor processor);

@@ -37,8 +37,9 @@ struct home_case {
     uint32_t pack_gpu;
     bool pack_head, pack; /* the latter: what is streamed */
     bool no_graphs, chains;
-    uint32_t slots; /* 0: SLOTS */
-    bool apart;     /* matrices lie farther apart than helmd would lay them */
+    uint32_t slots;       /* 0: SLOTS */
+    uint32_t shared_rows; /* of each MLP that is shared */
+    bool apart;           /* matrices lie farther apart than helmd would lay them */
 };
 
 /* With gaps that grow. */
@@ -63,6 +64,7 @@ static int open_home(const struct home_case *c, double part, struct pair *pair, 
     struct plan plan = {.layers = LAYERS,
                         .unit = units_of_letters(unit, LAYERS, c->decode, UNITS),
                         .device[PLAN_GPU0].ring_bytes = 2 * MIB,
+                        .shared_rows = c->shared_rows,
                         .head = PLAN_GPU0};
     const struct written_formats w = {.link = c->pack, .vram = c->pack_gpu, .head = c->pack_head};
     plan.embed = plan_home_processor(unit[0].home[0]);
@@ -191,7 +193,8 @@ static void steps_rung_behind_others_give_the_same_tokens(void **state)
                                              {.decode = "gggggggg", .pack_gpu = 8, .pack_head = true},
                                              {.decode = "gggggggg", .no_graphs = true},
                                              {.decode = "gggggggg", .slots = COURSE_SLOTS},
-                                             {.decode = "ggggggcg", .chains = true}};
+                                             {.decode = "ggggggcg", .chains = true},
+                                             {.decode = "gggggggh", .shared_rows = 768}};
     static const struct {
         struct course course;
         uint32_t least, most; /* launched after others where the GPU is alone */
@@ -202,7 +205,7 @@ static void steps_rung_behind_others_give_the_same_tokens(void **state)
                  {{.rows = 3, .queued = true, .sampled = true}, 0, 0},
                  {{.rows = 3, .queued = true, .other_at = 10, .both_at = 20}, 1, COURSE_TOKENS - 4}};
     for (size_t p = 0; p < (INSTRUMENTED ? 1 : sizeof plans / sizeof *plans); p++) {
-        const bool alone = strchr(plans[p].decode, 'c') == NULL;
+        const bool alone = strpbrk(plans[p].decode, "ch") == NULL;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i += NEXT_CASE) {
             static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
             if (cases[i].course.rows > (plans[p].slots ? plans[p].slots : SLOTS)) continue;

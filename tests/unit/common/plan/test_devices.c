@@ -125,6 +125,11 @@ static void queries_go_by_processor_and_memory(void **state)
     assert_true(plan_kv_of(&plan, 7, &kv_layer) == cpu && kv_layer == 1);
     assert_true(plan_uses(&plan, cpu) && plan_uses(&plan, gpu) && plan_uses(&plan, gpu1));
     assert_true(plan_device_computes(&plan) && !plan_borrows_kv(&plan) && !plan_streams(&plan, gpu1));
+    plan.unit[1].home[0] = PLAN_HOME_MIXED; /* one device's experts are no part of the other's units */
+    assert_true(plan_is_helped(&plan, PLAN_GPU0) && !plan_is_helped(&plan, gpu1) &&
+                !plan_is_helped(&plan, PLAN_CPU0));
+    plan.unit[1].home[0] = PLAN_HOME_SHARED;
+    assert_true(plan_is_helped(&plan, PLAN_GPU0) && !plan_is_helped(&plan, gpu1));
     assert_int_equal(placements_in(&plan, vram).count, 1);
     assert_int_equal(placements_in(&plan, vram1).count, 2);
     assert_int_equal(placements_in(&plan, vram1).region_bytes, 512);
