@@ -22,7 +22,7 @@ struct disk_reader_options {
     uint32_t block; /* bytes of a part, a multiple of DISK_ALIGN */
 };
 /* On the development machine's disk all sizes from 512 KiB and 8 at once on give the same within the noise,
- * fewer give less (docs/disk.md). */
+ * fewer give less (docs/results/cpu.md). */
 #define DISK_DEPTH 32
 #define DISK_BLOCK (1u << 20)
 

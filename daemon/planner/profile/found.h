@@ -31,7 +31,7 @@ HELM_MUST_CHECK int found_write(const struct profile_found *found, struct helm_e
  *   nothing was counted    slots / experts, as if each was chosen alike
  *   counted                (slots / experts)^a, with the a of what was counted, FOUND_LEAST to 1
  *
- * a = 0.156 goes through what HELM found with 13 and 41 of 128 slots (docs/disk.md); a = 0.178 through what
- * published traces have with an eighth, and is 4 points below theirs with a quarter. */
+ * a = 0.156 goes through what HELM found with 13 and 41 of 128 slots (docs/results/cpu.md); a = 0.178 through
+ * what published traces have with an eighth, and is 4 points below theirs with a quarter. */
 #define FOUND_LEAST 0.05
 double found_part(const struct profile_found *found, uint32_t slots, uint32_t experts);
