@@ -1,7 +1,7 @@
 /* Rates of a device, measured through device.h: for helm-profile, which never touches a device itself.
  *
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
- * lines on two streams; docs/profile.md has the protocol and what each name means:
+ * lines on two streams; docs/profile.md says what each name means:
  *
  *   in    "measure", "link", "format NAME SECONDS", "programs JSON", "cell TOKENS CONTEXT SECONDS [beside]",
  *         "close", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
