@@ -112,11 +112,6 @@ bool forced_uses(const struct making *m, const struct spec *spec, const struct s
                  uint32_t units);
 void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
                  const struct memory *memory, struct search_found *found);
-/* fewer.c: seconds that no plan of the request is below in a step of its sequences; at most `enough`. 0: it
- * is not known, as of all requests for which there is no bound. */
-bool fewer_bounded(const struct planner_request *r);
-HELM_MUST_CHECK int fewer_bound(const struct planner_request *r, double enough, double *seconds,
-                                struct helm_err *err);
 /* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit.
  * Unpacks as many weights as still fit, and the head if that is faster; a plan of `best` may move its
  * embedding to the CPU for that. */

@@ -288,16 +288,8 @@ static void take_faster(struct plan *plan, struct arena_spec *spec, double *rate
     plan_free(other);
 }
 
-/* The most sequences that a plan for `at_once` may decode together: its pool may have room for more contexts
- * than theirs. */
-static uint32_t most_at_once(const struct planner_request *r, uint32_t at_once, uint32_t ctx)
-{
-    const uint32_t contexts = LEDGER_POOL_TOKENS / ctx, most = contexts > at_once ? contexts : at_once;
-    return most < r->batch ? most : r->batch;
-}
-
 /* A plan of the same context for `at_once` sequences, in the place of this one if it makes more of the
- * request's; none where it is certain that it makes fewer. */
+ * request's. */
 static int try_fewer(const struct planner_request *r, uint32_t at_once, struct plan *plan,
                      struct arena_spec *spec, double *rate, struct helm_err *err)
 {
@@ -310,17 +302,8 @@ static int try_fewer(const struct planner_request *r, uint32_t at_once, struct p
     fewer.wish.ctx = plan->context_tokens;
     fewer.refusal = NULL;
     fewer.second = &note;
-    int rc = 0;
-    bool certain = true; /* whichever number of sequences it has room for */
-    for (uint32_t n = at_once; n <= most_at_once(r, at_once, plan->context_tokens) && certain && !rc; n++) {
-        fewer.batch = fewer.wish.batch = n;
-        rc = fewer_bound(&fewer, n / *rate, &seen, err);
-        certain = seen >= n / *rate;
-    }
-    if (rc || certain) return rc;
     fewer.batch = fewer.wish.batch = at_once;
-    seen = 0;
-    rc = make_one(&fewer, &other, &room, err);
+    int rc = make_one(&fewer, &other, &room, err);
     fewer.batch = r->batch; /* its pool may have room for more of them */
     if (!rc) rc = rate_of(&fewer, &other, &seen, err);
     if (!rc && seen > *rate && r->second) *r->second = note;
@@ -365,19 +348,18 @@ int planner_make(const struct planner_request *request, struct plan *plan, struc
 {
     struct planner_cache own = {.first = NULL};
     struct planner_request r = *request;
-    double together, rate;
+    double rate;
     if (!r.cache) r.cache = &own;
     if (r.second) r.second->text[0] = 0;
     int rc = make_one(&r, plan, spec, err);
     if (!rc && (rc = try_pages(&r, plan, spec, err))) plan_free(plan);
     if (!rc && r.strategy == SEARCH_BEST && r.batch >= 2 && !r.wish.page_count) {
-        rc = rate_of(&r, plan, &together, err);
-        rate = together;
+        rc = rate_of(&r, plan, &rate, err);
+        const double together = rate;
         if (!rc) rc = try_fewer(&r, 1, plan, spec, &rate, err);
-        /* Half as many at once gain nothing more: then a quarter is tried only where a bound would forbid
-         * what gains nothing, or where one's pool had room for several, so that two at once gain nothing, but
-         * more do. */
-        const bool all = fewer_bounded(&r) || rate > together;
+        /* Where one alone makes more, its pool had room for several: two at once may gain nothing, but more
+         * do. */
+        const bool all = rate > together;
         bool gains = true;
         for (uint32_t n = r.batch / 2; n > 1 && (all || gains) && !rc; n /= 2) {
             const double before = rate;

@@ -9,7 +9,6 @@
 
 #include <math.h>
 
-#include "daemon/planner/candidate.h"
 #include "tests/unit/daemon/planner/explain_case.h"
 
 /* ---- models ---- */
@@ -65,26 +64,6 @@ struct cell {
     char name[160];
 };
 
-static double bound_parts; /* of the steps' seconds that bounds are, */
-static uint32_t bounds;    /* of so many */
-
-/* No plan is below its bound, which is near enough to forbid something (planner/fewer.c). */
-static void check_bound(const struct cell *c, uint32_t ctx, uint32_t at_once, double seconds)
-{
-    struct planner_request r = c->r;
-    struct helm_err err = {0};
-    double bound;
-    r.typical = planner_typical_context(&r, ctx);
-    r.wish.ctx = ctx;
-    r.batch = r.wish.batch = at_once;
-    if (fewer_bound(&r, INFINITY, &bound, &err)) fail_msg("%s: %s", c->name, err.text);
-    if (bound > seconds * (1 + 1e-9))
-        fail_msg("%s: %u at once take %.3f ms, below the bound of %.3f", c->name, at_once, 1e3 * seconds,
-                 1e3 * bound);
-    assert_true(fewer_bounded(&r) == (bound > 0));
-    if (bound > 0) bound_parts += bound / seconds, bounds++;
-}
-
 /* Seconds of a step of the strategy's plan; INFINITY: none fits. */
 static double seconds_of(const struct cell *c, enum search_strategy strategy, uint32_t ctx)
 {
@@ -103,7 +82,6 @@ static double seconds_of(const struct cell *c, enum search_strategy strategy, ui
     if (planner_predict(&r, &plan, at_once, planner_typical_context(&r, made_for), 0, &p, &err))
         fail_msg("%s, %s: %s", c->name, search_strategy_name(strategy), err.text);
     plan_free(&plan);
-    if (strategy == SEARCH_BEST) check_bound(c, made_for, at_once, p.decode.seconds);
     p.decode.seconds *= (double)r.batch / at_once;
     if (strategy != SEARCH_BEST) return p.decode.seconds;
     for (int s = SEARCH_BEST + 1; s < SEARCH_STRATEGIES; s++) {
@@ -155,8 +133,6 @@ static void best_is_the_best(void **state)
         }
         case_close(&c);
     }
-    printf("%u bounds: %.3f of the steps' seconds in the mean\n", bounds, bound_parts / bounds);
-    assert_true(bounds && bound_parts / bounds > 0.8);
 }
 
 /* A plan for 5 has room in its pool for 6: together these make more than 10 do with their own plan, and than
@@ -197,7 +173,7 @@ static void a_long_batch_is_no_slower_than_a_split(void **state)
             fail_msg("%s: %.1f token/s in all, half as many %.1f", cell.name, rate, half);
         half = rate;
     }
-    /* with two tiers, whose bound has other prices */
+    /* with two tiers */
     c.request.machine.device.limit = 6 * GIB;
     c.request.wish.ctx = 4096;
     c.request.tiers = KV_TIERS_TWO;
