@@ -50,7 +50,6 @@ DAEMON_SRC := \
   daemon/planner/experts_moves.c \
   daemon/planner/experts_shared.c \
   daemon/planner/experts_slots.c \
-  daemon/planner/forced.c \
   daemon/planner/formats.c \
   daemon/planner/histogram.c \
   daemon/planner/ideas.c \

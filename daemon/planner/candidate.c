@@ -193,6 +193,8 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
     const struct search_problem problem = {.decode = prices,
                                            .memory = &memory.search,
                                            .device = wish->device,
+                                           .must_use = wish->device && m->required,
+                                           .must_attend = m->r->tiers == KV_TIERS_TWO && spec->places,
                                            /* a head of the second device's own is there twice */
                                            .tied = m->table.tied && !m->wish.second_head,
                                            .whole_layers = whole,
@@ -202,8 +204,6 @@ int candidate_search(const struct making *m, const struct spec *spec, const stru
     int rc = memory_build(&m->c, wish, &memory, err);
     if (rc) return rc;
     rc = search_run(&problem, spec->strategy, &found, err);
-    if (!rc && found.feasible && wish->device && m->required && !forced_uses(m, spec, &found, prices->units))
-        forced_find(m, spec, &problem, &memory, &found);
     if (rc) goto out;
     out->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     out->seconds = found.seconds;

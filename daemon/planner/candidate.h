@@ -106,12 +106,6 @@ HELM_MUST_CHECK int known_add(const struct making *m, const struct spec *spec, c
                               struct helm_err *err);
 /* A hash of the case: the model's sizes, the profile, the machine. */
 uint64_t known_case(const struct making *m);
-/* forced.c: whether what was found uses the device as it must; the fastest plan that does where the CPU alone
- * is faster. */
-bool forced_uses(const struct making *m, const struct spec *spec, const struct search_found *found,
-                 uint32_t units);
-void forced_find(const struct making *m, const struct spec *spec, const struct search_problem *problem,
-                 const struct memory *memory, struct search_found *found);
 /* unpacking.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit.
  * Unpacks as many weights as still fit, and the head if that is faster; a plan of `best` may move its
  * embedding to the CPU for that. */

@@ -111,7 +111,7 @@ static void need_of_split(struct space *s, const struct split *split, const stru
 {
     struct search_found *found = context;
     put_split(s->scratch, s->table->units, split->gpu, split->first);
-    if (!space_allows(s, s->scratch)) return;
+    if (!space_allows(s, s->scratch, ends)) return;
     struct search_bytes b = split_bytes(s, split, ends, ring);
     uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
     uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;
@@ -187,12 +187,12 @@ static int run_one(const struct search_problem *problem, enum search_strategy st
     if (rc) goto out;
     found->fastest = s.fastest;
     if (found->feasible) goto out;
-    if (strategy == SEARCH_THESIS) {
+    found->more_vram = bound_more(&s, true, NULL, NULL);
+    found->more_host = bound_more(&s, false, NULL, NULL);
+    /* Only splits, or those that fit leave the GPU idle. */
+    if (strategy == SEARCH_THESIS || found->more_vram == 0) {
         found->more_vram = found->more_host = UINT64_MAX;
         each_split(&s, need_of_split, found);
-    } else {
-        found->more_vram = bound_more(&s, true, NULL, NULL);
-        found->more_host = bound_more(&s, false, NULL, NULL);
     }
 out:
     space_close(&s);

@@ -48,6 +48,8 @@ struct search_problem {
     const struct cost_table *decode; /* prices of the decode step that counts */
     const struct search_memory *memory;
     bool device;       /* there is a GPU */
+    bool must_use;     /* the device: a unit or an end on it */
+    bool must_attend;  /* on the device: some layer's cache is there */
     bool tied;         /* embedding and head are the same bytes and stay together */
     bool whole_layers; /* no cuts inside layers */
     bool no_stream;

@@ -92,6 +92,9 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     memset(s, 0, sizeof *s);
     s->table = problem->decode;
     s->memory = problem->memory;
+    s->must_use = problem->must_use;
+    s->must_attend = problem->must_attend;
+    s->restricted = s->must_use || s->must_attend;
     s->hand_over = s->table->hand_over + s->table->activation;
     s->fastest = INFINITY;
     if (!problem->device) {
@@ -313,17 +316,22 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
     return space_try_tally(s, home, &tally, ends, ring, give_up);
 }
 
-bool space_allows(const struct space *s, const enum plan_home *home)
+bool space_allows(const struct space *s, const enum plan_home *home, const struct space_ends *ends)
 {
-    for (uint32_t i = 0; s->restricted && i < s->items; i++)
-        if (!(s->item[i].allowed & 1u << home[s->item[i].first])) return false;
-    return true;
+    bool uses = ends->embed != PLAN_CPU0 || ends->head != PLAN_CPU0, attends = false;
+    for (uint32_t i = 0; s->restricted && i < s->items; i++) {
+        const enum plan_home at = home[s->item[i].first];
+        if (!(s->item[i].allowed & 1u << at)) return false;
+        uses |= at != PLAN_HOME_CPU;
+        attends |= at != PLAN_HOME_CPU && unit_part(s->item[i].first) == UNIT_ATTENTION;
+    }
+    return (uses || !s->must_use) && (attends || !s->must_attend);
 }
 
 double space_try_tally(struct space *s, const enum plan_home *home, const struct space_tally *tally,
                        const struct space_ends *ends, uint64_t ring, double give_up)
 {
-    if (!space_allows(s, home)) return INFINITY;
+    if (!space_allows(s, home, ends)) return INFINITY;
     /* with the ring that these homes need: a change of them may have brought in the first of one */
     const struct search_bytes bytes = space_tally_bytes(s, tally, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;

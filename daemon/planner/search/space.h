@@ -47,7 +47,8 @@ struct space {
     const struct search_memory *memory; /* NULL: all fits (prefill) */
     const bool *kv_cpu;                 /* prefill */
     bool cold;
-    bool restricted; /* some item's homes are fewer than the strategy's */
+    bool restricted; /* some item's homes are fewer than the strategy's, or a plan must use the GPU */
+    bool must_use, must_attend; /* as search_problem's */
     double hand_over;
     /* 0 to 1: the part of a hand-over that costs nothing where the link is late (bound_floors) */
     double overlap;
@@ -127,8 +128,8 @@ struct search_bytes space_bytes_once(const struct space *space, unsigned uses, c
 /* The smallest and largest rings for a plan with this set of homes; the same where it does not stream. */
 uint64_t space_ring_least(const struct space *space, unsigned uses, const struct space_ends *ends);
 uint64_t space_ring_most(const struct space *space, unsigned uses, const struct space_ends *ends);
-/* Whether each item has a home there that it may have. home: [units]. */
-bool space_allows(const struct space *space, const enum plan_home *home);
+/* Whether each item has a home there that it may have, and the GPU has what it must. home: [units]. */
+bool space_allows(const struct space *space, const enum plan_home *home, const struct space_ends *ends);
 /* Prices a plan, its ring as space_tally_bytes has it, and keeps it if it is the best. Returns its seconds;
  * INFINITY where it does not fit or is certainly slower than `give_up` (and than the best). home: [units]. */
 double space_try(struct space *space, const enum plan_home *home, const struct space_ends *ends,
