@@ -174,7 +174,7 @@ static void resource_rows(const struct helm_plan_info *p, struct cli_text *out)
     for (size_t i = 0; i < p->resource_count; i++) {
         const struct helm_plan_resource *r = &p->resources[i];
         struct cli_text name = {0};
-        query_add_clean(&name, r->name);
+        cli_text_say(&name, "$", CLEAN(r->name));
         snprintf(what, sizeof what, "%.20s busy while decoding", name.data ? name.data : "");
         row(what, "%", 100 * r->busy_planned, 100 * r->busy, "", out);
         snprintf(what, sizeof what, "%.20s weights", name.data ? name.data : "");
@@ -190,15 +190,8 @@ static void speed_table(const struct helm_plan_info *p, struct cli_text *out)
     forecast_rows(p, out);
     measured_rows(p, out);
     resource_rows(p, out);
-    if (p->now[0]) {
-        query_add_clean(out, p->now);
-        cli_text_add(out, "\n", 1);
-    }
-    if (p->drift[0]) {
-        cli_text_printf(out, p->drifting ? "drift: " : "last drift: ");
-        query_add_clean(out, p->drift);
-        cli_text_add(out, "\n", 1);
-    }
+    if (p->now[0]) cli_text_say(out, "$\n", CLEAN(p->now));
+    if (p->drift[0]) cli_text_say(out, "$drift: $\n", PLAIN(p->drifting ? "" : "last "), CLEAN(p->drift));
 }
 
 static void plan_table(const struct helm_plan_info *info, const struct plan *plan, struct cli_text *out)

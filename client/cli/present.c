@@ -14,7 +14,7 @@
 #define THINK_END   "</think>"
 #define FENCE       "```"
 #define DIM         "\033[2m"
-#define PLAIN       "\033[0m"
+#define UNDIMMED    "\033[0m"
 
 void present_begin(struct present *p, bool thinking)
 {
@@ -38,7 +38,7 @@ static int dim(struct present *p, bool on, struct helm_err *err)
 {
     if (!p->dims || p->dimmed == on) return 0;
     p->dimmed = on;
-    return show_text(p, on ? DIM : PLAIN, err);
+    return show_text(p, on ? DIM : UNDIMMED, err);
 }
 
 /* The word in hand, on this line or the next. */

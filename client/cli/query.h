@@ -9,7 +9,5 @@ int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *
                 struct args_parsed *parsed);
 /* Prints what was formatted unless rc says that something failed, and frees it; the command's status. */
 int query_finish(struct cli_text *out, int rc, struct helm_err *err);
-/* Names, states and labels come from other programs: as text, without what a terminal would obey. */
-void query_add_clean(struct cli_text *out, const char *text);
 /* Requests as a table, with its heading. */
 void query_add_list(const struct helm_list *list, struct cli_text *out);

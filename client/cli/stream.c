@@ -7,7 +7,6 @@
 #include "client/cli/stream.h"
 
 #include <errno.h>
-#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -381,47 +380,36 @@ void stream_print_stats(const struct stream_result *result)
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */
 
-/* JSON has no infinity: a token of probability zero gets the lowest finite value of a float. */
-static double finite_value(double value)
-{
-    return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
-}
-
 static void add_logprobs(const struct stream_result *r, struct cli_text *line)
 {
     size_t next = 0;
-    cli_text_printf(line, ",\"logprobs\":[");
+    cli_text_fill(line, "'logprobs':[");
     for (size_t i = 0; r->logprob_count && i < r->token_count; i++) {
-        cli_text_printf(line, "%s[", i ? "," : "");
+        cli_text_fill(line, "[");
         for (uint32_t k = 0; k < r->logprob_counts[i]; k++, next++)
-            cli_text_printf(line, "%s{\"token\":%u,\"logprob\":%.9g}", k ? "," : "", r->logprobs[next].token,
-                            finite_value((double)r->logprobs[next].logprob));
-        cli_text_printf(line, "]");
+            cli_text_fill(line, "{'token':$,'logprob':$},", JSON(r->logprobs[next].token),
+                          JSON(r->logprobs[next].logprob));
+        cli_text_fill(line, "],");
     }
-    cli_text_printf(line, "]");
+    cli_text_fill(line, "],");
 }
 
 int stream_print_json(const struct stream_result *r, struct helm_err *err)
 {
     struct cli_text line = {0};
     const struct helm_timings *t = &r->timings;
-    cli_text_printf(&line, "{\"id\":%llu,\"tokens\":", (unsigned long long)r->id);
+    cli_text_fill(&line, "{'id':$,'tokens':", JSON(r->id));
     cli_text_ids(&line, r->tokens, r->token_count, true);
-    cli_text_printf(&line, ",\"text\":");
-    cli_text_json(&line, r->text.data, r->text.length);
-    cli_text_printf(&line, ",\"finish_reason\":\"%s\"", r->finish);
+    cli_text_fill(&line, ",'text':$,'finish_reason':$,", JSON_REST(&r->text, 0), JSON(r->finish));
     add_logprobs(r, &line);
-    cli_text_printf(&line, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u",
-                    r->prompt_tokens, r->token_count, r->cached_tokens);
+    cli_text_fill(&line, "'usage':{'prompt_tokens':$,'completion_tokens':$,'cached_tokens':$,",
+                  JSON(r->prompt_tokens), JSON(r->token_count), JSON(r->cached_tokens));
     if (r->drafted_tokens)
-        cli_text_printf(&line, ",\"drafted_tokens\":%llu,\"accepted_tokens\":%llu",
-                        (unsigned long long)r->drafted_tokens, (unsigned long long)r->accepted_tokens);
-    if (r->draft_gain > 0) cli_text_printf(&line, ",\"draft_gain\":%.3f", finite_value(r->draft_gain));
-    cli_text_printf(
-        &line,
-        "},\"timings\":{\"ttft_ms\":%.3f,\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-        finite_value(t->ttft_ms), finite_value(t->tpot_ms), finite_value(t->prefill_tok_s),
-        finite_value(t->decode_tok_s));
+        cli_text_members(&line, JSON_MEMBER(r, drafted_tokens), JSON_MEMBER(r, accepted_tokens));
+    if (r->draft_gain > 0) cli_text_fill(&line, "'draft_gain':$", cli_value_fixed(r->draft_gain, 3));
+    cli_text_fill(&line, "},'timings':{'ttft_ms':$,'tpot_ms':$,'prefill_tok_s':$,'decode_tok_s':$}}\n",
+                  cli_value_fixed(t->ttft_ms, 3), cli_value_fixed(t->tpot_ms, 3),
+                  cli_value_fixed(t->prefill_tok_s, 3), cli_value_fixed(t->decode_tok_s, 3));
     int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;

@@ -33,15 +33,11 @@ static void add_bar(struct cli_text *out, double part)
 static void add_head(const struct top_view *v, struct cli_text *out)
 {
     const struct helm_status *s = v->now;
-    cli_text_printf(out, "helmd ");
-    query_add_clean(out, s->version);
-    cli_text_printf(out, " at %s, up %.0f s, ", v->endpoint, (double)s->uptime_ms / 1000);
-    query_add_clean(out, s->state);
+    cli_text_say(out, "helmd $ at $, up $ s, $", CLEAN(s->version), PLAIN(v->endpoint),
+                 cli_value_fixed((double)s->uptime_ms / 1000, 0), CLEAN(s->state));
     if (s->load_seconds_left > 0) cli_text_printf(out, " (%.0f s left)", s->load_seconds_left);
     cli_text_printf(out, "\n");
-    if (!v->model) return;
-    query_add_clean(out, v->model->folder);
-    cli_text_printf(out, ", context %u\n", v->model->context);
+    if (v->model) cli_text_say(out, "$, context $\n", CLEAN(v->model->folder), JSON(v->model->context));
 }
 
 /* Drafts since the screen before, and the speed of steps with them compared with steps without by
@@ -74,11 +70,7 @@ static void add_speed(const struct top_view *v, struct cli_text *out)
             out, "forecast   %8.1f for %u at once after %u positions, first token after %.0f ms of %u\n",
             v->plan->batch / v->plan->decode_seconds, v->plan->batch, v->plan->context,
             1000 * v->plan->ttft_seconds, v->plan->prompt);
-    if (v->plan && v->plan->drifting) {
-        cli_text_printf(out, "drifting   ");
-        query_add_clean(out, v->plan->drift);
-        cli_text_printf(out, "\n");
-    }
+    if (v->plan && v->plan->drifting) cli_text_say(out, "drifting   $\n", CLEAN(v->plan->drift));
     cli_text_printf(out, "requests   %8u running, %u queued of %u, %" PRIu64 " since the start\n", s->running,
                     s->queued, s->queue_limit, s->requests_total);
     if (s->draft_tokens) add_drafts(v, out);
@@ -108,17 +100,14 @@ static void add_workers(const struct top_view *v, struct cli_text *out)
                                     v->seconds),
                      link = rate_of(b ? (double)b->link_bytes : 0, (double)w->link_bytes, v->seconds);
         struct cli_text name = {0};
-        query_add_clean(&name, w->name);
+        cli_text_say(&name, "$", CLEAN(w->name));
         cli_text_printf(out, "%-10.10s ", name.data ? name.data : "");
         cli_text_free(&name);
         add_bar(out, busy);
         cli_text_printf(out, "  waiting %3.0f %%, reads %.1f GB/s", 100 * share(waits), read * 1e-9);
         if (w->link_bytes) cli_text_printf(out, ", link %.1f GB/s", link * 1e-9);
         if (w->vram_bytes) cli_text_printf(out, ", VRAM %s", units_format_size(w->vram_bytes, size));
-        if (strcmp(w->state, "ready") != 0) {
-            cli_text_printf(out, ", ");
-            query_add_clean(out, w->state);
-        }
+        if (strcmp(w->state, "ready") != 0) cli_text_say(out, ", $", CLEAN(w->state));
         if (w->restarts) cli_text_printf(out, ", restarts %u", w->restarts);
         cli_text_printf(out, "\n");
     }

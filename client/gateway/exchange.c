@@ -12,7 +12,6 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define JSON_TYPE     "application/json"
 #define END_BYTES     ((size_t)64 << 10) /* a longer end is written in a thread: half a millisecond */
 #define LOGPROB_BYTES 80                 /* of a token with its probability, about */
 #define NUMBER_BYTES  13                 /* of a number of an embedding */

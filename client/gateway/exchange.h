@@ -45,8 +45,7 @@ struct choice_items {
 /* Blocks of a message (voice_anthropic.c) in a stream. */
 struct choice_blocks {
     uint32_t count, calls_done;
-    size_t arguments; /* bytes written of the open call's */
-    uint8_t open;     /* the last one's kind, until it is closed */
+    uint8_t open; /* the last one's kind, until it is closed */
 };
 
 /* One generation of an exchange. */
@@ -151,6 +150,7 @@ static inline struct exchange *exchange_list_take(struct exchange_list *list)
 
 /* The gateway's: more output, or an end. Wakes the connection. */
 void exchange_wake(struct exchange *exchange);
+#define JSON_TYPE "application/json"
 /* The whole answer of one piece; takes out->data. */
 void exchange_answer(struct exchange *exchange, int status, const char *type, struct cli_text *out);
 /* exchange->refusal in the dialect of its route, as the answer or as the end of a stream. */

@@ -15,7 +15,6 @@
 #include "common/base/units.h"
 
 #define MODEL_MS       10000
-#define JSON_TYPE      "application/json"
 #define OLLAMA_VERSION "0.14.0" /* the release whose API the paths under /api follow */
 
 /* ---- the model -------------------------------------------------------------------------------------- */
@@ -128,17 +127,15 @@ static const struct helm_model_info *known_model(const struct exchange *ex)
 
 static void write_model(struct exchange *ex)
 {
-    voice_add_member(&ex->out, "{\"id\":", ex->gateway->model.name);
-    cli_text_printf(&ex->out,
-                    ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"helm\",\"max_model_len\":%u}",
-                    (long long)ex->created, ex->gateway->model.context);
+    cli_text_fill(&ex->out, "{'id':$,'object':'model','created':$,'owned_by':'helm','max_model_len':$}",
+                  JSON(ex->gateway->model.name), JSON(ex->created), JSON(ex->gateway->model.context));
 }
 
 void info_models(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "{\"object\":\"list\",\"data\":[");
+    cli_text_fill(&ex->out, "{'object':'list','data':[");
     write_model(ex);
-    cli_text_printf(&ex->out, "]}");
+    cli_text_fill(&ex->out, "]}");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
@@ -171,10 +168,10 @@ int info_write_health(struct gateway *g, struct cli_text *out)
                         : age_us > INQUIRY_SILENT_US ? "no answer"
                                                      : fact->status->state;
     const bool ready = strcmp(state, "ready") == 0;
-    cli_text_printf(out, "{\"status\":\"%s\"", ready ? "ok" : state);
+    cli_text_fill(out, "{'status':$,", JSON(ready ? "ok" : state));
     if (fact && age_us > INQUIRY_SILENT_US)
-        cli_text_printf(out, ",\"answered_seconds_ago\":%.1f", (double)age_us * 1e-6);
-    cli_text_printf(out, "}");
+        cli_text_fill(out, "'answered_seconds_ago':$", cli_value_fixed((double)age_us * 1e-6, 1));
+    cli_text_fill(out, "}");
     inquiry_give_back(fact);
     return ready ? 200 : 503;
 }
@@ -195,69 +192,56 @@ void info_metrics(struct exchange *ex)
 static void write_status(struct cli_text *out, const struct inquiry_fact *fact)
 {
     const struct helm_status *s = fact->status;
-    cli_text_printf(out, ",\"status\":{\"age_ms\":%llu,\"version\":",
-                    (unsigned long long)(units_now_us() - fact->at_us) / 1000);
-    voice_add_string(out, s->version);
-    voice_add_member(out, ",\"state\":", s->state);
-    cli_text_printf(
-        out,
-        ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,\"kv_pages_used\":%u,\"kv_pages_total\":%u,"
-        "\"tokens_prompt\":%llu,\"tokens_output\":%llu,\"seconds_steps\":%.6f,\"uptime_ms\":%llu,\"workers\":"
-        "[",
-        s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
-        (unsigned long long)s->tokens_prompt_total, (unsigned long long)s->tokens_output_total,
-        voice_finite(s->seconds_steps), (unsigned long long)s->uptime_ms);
+    cli_text_fill(out, "'status':{'age_ms':$,", JSON((units_now_us() - fact->at_us) / 1000));
+    cli_text_members(out, JSON_MEMBER(s, version), JSON_MEMBER(s, state), JSON_MEMBER(s, running),
+                     JSON_MEMBER(s, queued), JSON_MEMBER(s, queue_limit), JSON_MEMBER(s, kv_pages_used),
+                     JSON_MEMBER(s, kv_pages_total));
+    cli_text_fill(out, "'tokens_prompt':$,'tokens_output':$,'seconds_steps':$,'uptime_ms':$,'workers':[",
+                  JSON(s->tokens_prompt_total), JSON(s->tokens_output_total),
+                  cli_value_fixed(s->seconds_steps, 6), JSON(s->uptime_ms));
     for (size_t i = 0; i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
-        cli_text_printf(out, "%s{\"name\":", i ? "," : "");
-        voice_add_string(out, w->name);
-        voice_add_member(out, ",\"state\":", w->state);
-        voice_add_member(out, ",\"device\":", w->device);
-        cli_text_printf(
-            out, ",\"busy_seconds\":%.6f,\"wait_seconds\":%.6f,\"link_bytes\":%llu,\"vram_bytes\":%llu}",
-            voice_finite(w->busy_seconds), voice_finite(w->wait_seconds), (unsigned long long)w->link_bytes,
-            (unsigned long long)w->vram_bytes);
+        cli_text_fill(out,
+                      "{'name':$,'state':$,'device':$,'busy_seconds':$,'wait_seconds':$,'link_bytes':$,"
+                      "'vram_bytes':$},",
+                      JSON(w->name), JSON(w->state), JSON(w->device), cli_value_fixed(w->busy_seconds, 6),
+                      cli_value_fixed(w->wait_seconds, 6), JSON(w->link_bytes), JSON(w->vram_bytes));
     }
-    cli_text_printf(out, "]}");
+    cli_text_fill(out, "]},");
 }
 
 static void write_plan(struct cli_text *out, const struct inquiry_fact *fact)
 {
     const struct helm_plan_info *plan = fact->plan;
-    cli_text_printf(out, ",\"plan\":%s,\"forecast\":{\"batch\":%u,\"context\":%u,\"decode_tok_s\":%.6g}",
-                    fact->shown ? fact->shown : "null", plan->batch, plan->context,
-                    plan->decode_seconds > 0 ? voice_finite((double)plan->batch / plan->decode_seconds)
-                                             : 0.0);
-    cli_text_printf(out, ",\"decode\":[");
+    const double tok_s = plan->decode_seconds > 0 ? (double)plan->batch / plan->decode_seconds : 0;
+    cli_text_fill(out, "'plan':$,'forecast':{'batch':$,'context':$,'decode_tok_s':$},'decode':[",
+                  PLAIN(fact->shown ? fact->shown : "null"), JSON(plan->batch), JSON(plan->context),
+                  cli_value_digits(tok_s, 6));
     for (size_t i = 0; i < plan->decode_count; i++) {
         const struct helm_plan_steps *d = &plan->decode[i];
-        cli_text_printf(
-            out, "%s{\"batch\":%u,\"context\":%u,\"steps\":%llu,\"seconds\":%.9g,\"planned_seconds\":%.9g}",
-            i ? "," : "", d->batch, d->tokens, (unsigned long long)d->count,
-            voice_finite(d->measured_seconds), voice_finite(d->planned_seconds));
+        cli_text_fill(out, "{'batch':$,'context':$,'steps':$,'seconds':$,'planned_seconds':$},",
+                      JSON(d->batch), JSON(d->tokens), JSON(d->count), JSON(d->measured_seconds),
+                      JSON(d->planned_seconds));
     }
-    cli_text_printf(out, "],\"resources\":[");
+    cli_text_fill(out, "],'resources':[");
     for (size_t i = 0; i < plan->resource_count; i++) {
         const struct helm_plan_resource *r = &plan->resources[i];
-        cli_text_printf(out, "%s{\"name\":", i ? "," : "");
-        voice_add_string(out, r->name);
-        cli_text_printf(out, ",\"busy\":%.6g,\"planned_busy\":%.6g,\"bytes_per_second\":%.6g}",
-                        voice_finite(r->busy), voice_finite(r->busy_planned),
-                        voice_finite(r->bytes_per_second));
+        cli_text_fill(out, "{'name':$,'busy':$,'planned_busy':$,'bytes_per_second':$},", JSON(r->name),
+                      cli_value_digits(r->busy, 6), cli_value_digits(r->busy_planned, 6),
+                      cli_value_digits(r->bytes_per_second, 6));
     }
-    voice_add_member(out, "],\"drift\":", plan->drift);
+    cli_text_fill(out, "],'drift':$", JSON(plan->drift));
 }
 
 void info_status_page(struct exchange *ex)
 {
     struct gateway *g = ex->gateway;
     const struct inquiry_fact *status = known(ex, INQUIRY_STATUS), *plan = known(ex, INQUIRY_PLAN);
-    voice_add_member(&ex->out, "{\"model\":", g->model.name);
-    cli_text_printf(&ex->out, ",\"context\":%u,\"chat\":%s", g->model.context,
-                    g->model.chat ? "true" : "false");
+    cli_text_fill(&ex->out, "{'model':$,'context':$,'chat':$,", JSON(g->model.name), JSON(g->model.context),
+                  cli_value_bool(g->model.chat != NULL));
     if (status) write_status(&ex->out, status);
     if (status && plan) write_plan(&ex->out, plan);
-    cli_text_printf(&ex->out, "}");
+    cli_text_fill(&ex->out, "}");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
@@ -266,7 +250,7 @@ void info_status_page(struct exchange *ex)
 /* Clients compare it with the release of Ollama that they need. */
 void info_version(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "{\"version\":\"" OLLAMA_VERSION "\",\"helm\":\"%s\"}", HELM_VERSION);
+    cli_text_fill(&ex->out, "{'version':$,'helm':$}", JSON(OLLAMA_VERSION), JSON(HELM_VERSION));
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
@@ -277,10 +261,17 @@ static void name_family(const char *architecture, char family[64])
     for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
 }
 
-static void add_families(struct cli_text *out, const char *family)
+/* What Ollama says of a model; zeroes of one that is not known. */
+static void add_details(struct cli_text *out, const struct gateway *g, const struct helm_model_info *info)
 {
-    voice_add_member(out, ",\"families\":[", family);
-    cli_text_printf(out, "]");
+    char family[64];
+    name_family(info ? info->architecture : "", family);
+    cli_text_fill(out,
+                  "'details':{'parent_model':'','format':$,'family':$,'families':[$],'parameter_size':'$B',"
+                  "'quantization_level':$},",
+                  JSON(file_is_folder(g->folder) ? "safetensors" : "gguf"), JSON(family), JSON(family),
+                  cli_value_fixed(info ? (double)info->parameters * 1e-9 : 0.0, 1),
+                  JSON(info ? info->dtype : ""));
 }
 
 /* Ollama's tools look here before they ask: at the context's length, and whether there are tools. Runs in a
@@ -301,23 +292,12 @@ void info_show(struct exchange *ex)
     char family[64];
     name_family(info->architecture, family);
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
-    voice_add_member(out, "{\"template\":", template ? template : "");
-    cli_text_printf(out,
-                    ",\"capabilities\":[\"completion\"%s%s],\"details\":{\"parent_model\":\"\",\"format\":\"%"
-                    "s\",\"family\":",
-                    g->model.calls ? ",\"tools\"" : "", g->model.may_think ? ",\"thinking\"" : "",
-                    file_is_folder(g->folder) ? "safetensors" : "gguf");
-    voice_add_string(out, family);
-    add_families(out, family);
-    cli_text_printf(out,
-                    ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);
-    voice_add_string(out, info->dtype);
-    voice_add_member(out, "},\"model_info\":{\"general.architecture\":", family);
-    cli_text_printf(out, ",\"general.parameter_count\":%llu,", (unsigned long long)info->parameters);
-    char key[96];
-    snprintf(key, sizeof key, "%s.context_length", family);
-    voice_add_string(out, key);
-    cli_text_printf(out, ":%u}}", info->context);
+    cli_text_fill(out, "{'template':$,'capabilities':['completion',$$],", JSON(template ? template : ""),
+                  PLAIN(g->model.calls ? "\"tools\"," : ""), PLAIN(g->model.may_think ? "\"thinking\"" : ""));
+    add_details(out, g, info);
+    cli_text_fill(out,
+                  "'model_info':{'general.architecture':$,'general.parameter_count':$,'$.context_length':$}}",
+                  JSON(family), JSON(info->parameters), PLAIN(family), JSON(info->context));
 }
 
 /* A client that wants to be sure of the model pulls it: it is here. In a thread. */
@@ -327,33 +307,24 @@ void info_pull(struct exchange *ex)
     if (!ask_read_name(&ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream,
                        &ex->refusal))
         return;
-    if (stream) cli_text_printf(&ex->out, "{\"status\":\"pulling manifest\"}\n");
-    cli_text_printf(&ex->out, "{\"status\":\"success\"}%s", stream ? "\n" : "");
+    if (stream) cli_text_fill(&ex->out, "{'status':'pulling manifest'}\n");
+    cli_text_fill(&ex->out, stream ? "{'status':'success'}\n" : "{'status':'success'}");
     ex->type = stream ? "application/x-ndjson" : JSON_TYPE;
 }
 
-/* As Ollama names models: with a tag. */
-static void add_tagged(struct cli_text *out, const char *name)
-{
-    char tagged[sizeof((struct ask_model *)0)->name + 8];
-    const char *base = strrchr(name, '/');
-    snprintf(tagged, sizeof tagged, "%s%s", name, strchr(base ? base : name, ':') ? "" : ":latest");
-    voice_add_string(out, tagged);
-}
-
 /* Tells models apart; it is of what the model says of itself, not of its files' bytes. */
-static void add_digest(struct cli_text *out, const struct gateway *g, const struct helm_model_info *info)
+static void make_digest(const struct gateway *g, const struct helm_model_info *info,
+                        char hex[2 * crypto_hash_sha256_BYTES + 1])
 {
     unsigned char sum[crypto_hash_sha256_BYTES];
-    char text[1024], hex[2 * sizeof sum + 1];
+    char text[1024];
     const int length = snprintf(text, sizeof text, "%s %s %s %s %llu %llu", g->model.name, g->folder,
                                 info ? info->architecture : "", info ? info->dtype : "",
                                 (unsigned long long)(info ? info->parameters : 0),
                                 (unsigned long long)(info ? info->weight_bytes : 0));
     crypto_hash_sha256(sum, (const unsigned char *)text,
                        (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
-    sodium_bin2hex(hex, sizeof hex, sum, sizeof sum);
-    cli_text_printf(out, ",\"digest\":\"%s\"", hex);
+    sodium_bin2hex(hex, 2 * sizeof sum + 1, sum, sizeof sum);
 }
 
 /* Name, bytes and details of the one model; null answers become zeroes. */
@@ -363,39 +334,29 @@ static void write_tag(struct exchange *ex, bool running)
     struct cli_text *out = &ex->out;
     const struct helm_model_info *info = known_model(ex);
     const struct inquiry_fact *status = known(ex, INQUIRY_STATUS);
+    char tagged[sizeof g->model.name + 8], digest[2 * crypto_hash_sha256_BYTES + 1];
+    const char *name = g->model.name, *base = strrchr(name, '/');
     uint64_t vram = 0;
     for (size_t i = 0; status && i < status->status->worker_count; i++)
         vram += status->status->workers[i].vram_bytes;
-    char family[64];
-    name_family(info ? info->architecture : "", family);
-    cli_text_printf(out, "{\"name\":");
-    add_tagged(out, g->model.name);
-    cli_text_printf(out, ",\"model\":");
-    add_tagged(out, g->model.name);
-    cli_text_printf(out, ",\"size\":%llu", (unsigned long long)(info ? info->weight_bytes : 0));
-    add_digest(out, g, info);
-    cli_text_printf(out, ",\"details\":{\"parent_model\":\"\",\"format\":\"%s\",\"family\":",
-                    file_is_folder(g->folder) ? "safetensors" : "gguf");
-    voice_add_string(out, family);
-    add_families(out, family);
-    cli_text_printf(out, ",\"parameter_size\":\"%.1fB\",\"quantization_level\":",
-                    info ? (double)info->parameters * 1e-9 : 0.0);
-    voice_add_string(out, info ? info->dtype : "");
-    cli_text_printf(out, "}");
+    /* as Ollama names models: with a tag */
+    snprintf(tagged, sizeof tagged, "%s%s", name, strchr(base ? base : name, ':') ? "" : ":latest");
+    make_digest(g, info, digest);
+    cli_text_fill(out, "{'name':$,'model':$,'size':$,'digest':$,", JSON(tagged), JSON(tagged),
+                  JSON(info ? info->weight_bytes : 0), JSON(digest));
+    add_details(out, g, info);
     if (running)
-        cli_text_printf(out,
-                        ",\"expires_at\":\"9999-12-31T23:59:59Z\",\"size_vram\":%llu,\"context_length\":%u",
-                        (unsigned long long)vram, g->model.context);
+        cli_text_fill(out, "'expires_at':'9999-12-31T23:59:59Z','size_vram':$,'context_length':$}",
+                      JSON(vram), JSON(g->model.context));
     else
-        cli_text_printf(out, ",\"modified_at\":\"1970-01-01T00:00:00Z\"");
-    cli_text_printf(out, "}");
+        cli_text_fill(out, "'modified_at':'1970-01-01T00:00:00Z'}");
 }
 
 static void write_tags(struct exchange *ex, bool running)
 {
-    cli_text_printf(&ex->out, "{\"models\":[");
+    cli_text_fill(&ex->out, "{'models':[");
     if (!running || known(ex, INQUIRY_STATUS)) write_tag(ex, running);
-    cli_text_printf(&ex->out, "]}");
+    cli_text_fill(&ex->out, "]}");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 

@@ -7,31 +7,26 @@
 #include "client/gateway/routes.h"
 #include "common/base/units.h"
 
-#define JSON_TYPE "application/json"
-
-static void add_sampling(struct cli_text *out, const struct sampling_options *s)
-{
-    cli_text_printf(
-        out, "{\"temperature\":%.6g,\"top_k\":%llu,\"top_p\":%.6g,\"min_p\":%.6g,\"repeat_penalty\":%.6g}",
-        s->temperature, (unsigned long long)s->top_k, s->top_p > 0 ? s->top_p : 1.0, s->min_p,
-        s->repetition_penalty > 0 ? s->repetition_penalty : 1.0);
-}
-
 /* The defaults of a request, and the model's texts. */
 void info_props(struct exchange *ex)
 {
     const struct gateway *g = ex->gateway;
+    const struct sampling_options *s = &g->model.defaults;
     struct cli_text *out = &ex->out;
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
     const struct inquiry_fact *plan = g->cli.client ? ex->facts[INQUIRY_PLAN] : NULL; /* away: no slots */
-    cli_text_printf(out, "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":", g->model.context);
-    add_sampling(out, &g->model.defaults);
-    cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->slots : 0);
-    voice_add_string(out, g->model.name);
-    voice_add_member(out, ",\"model_path\":", g->folder);
-    voice_add_member(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":",
-                     template ? template : "");
-    cli_text_printf(out, ",\"build_info\":\"helm-%s\"}", HELM_VERSION);
+    cli_text_fill(out,
+                  "{'default_generation_settings':{'n_ctx':$,'params':{'temperature':$,'top_k':$,'top_p':$,"
+                  "'min_p':$,'repeat_penalty':$}},",
+                  JSON(g->model.context), cli_value_digits(s->temperature, 6), JSON(s->top_k),
+                  cli_value_digits(s->top_p > 0 ? s->top_p : 1.0, 6), cli_value_digits(s->min_p, 6),
+                  cli_value_digits(s->repetition_penalty > 0 ? s->repetition_penalty : 1.0, 6));
+    cli_text_fill(
+        out,
+        "'total_slots':$,'model_alias':$,'model_path':$,'modalities':{'vision':false,'audio':false},"
+        "'chat_template':$,'build_info':'helm-$'}",
+        JSON(plan ? plan->slots : 0), JSON(g->model.name), JSON(g->folder), JSON(template ? template : ""),
+        PLAIN(HELM_VERSION));
     exchange_answer(ex, 200, JSON_TYPE, out);
 }
 
@@ -47,20 +42,18 @@ void info_slots(struct exchange *ex)
         return;
     }
     const struct helm_list *list = fact->list;
-    cli_text_printf(&ex->out, "[");
+    cli_text_fill(&ex->out, "[");
     for (size_t i = 0; i < list->count; i++) {
         const struct helm_list_entry *e = &list->entries[i];
         if (g->names_users && strcmp(e->user, ex->whose->name) != 0) continue;
-        cli_text_printf(&ex->out,
-                        "%s{\"id\":%zu,\"id_task\":%llu,\"n_ctx\":%u,\"is_processing\":%s,\"state\":",
-                        ex->out.length > 1 ? "," : "", i, (unsigned long long)e->id, g->model.context,
-                        strcmp(e->state, "queued") == 0 ? "false" : "true");
-        voice_add_string(&ex->out, e->state);
-        cli_text_printf(&ex->out,
-                        ",\"n_prompt_tokens\":%u,\"n_prompt_tokens_processed\":%u,\"n_decoded\":%u}",
-                        e->prompt_tokens, e->prefilled_tokens, e->output_tokens);
+        cli_text_fill(&ex->out,
+                      "{'id':$,'id_task':$,'n_ctx':$,'is_processing':$,'state':$,'n_prompt_tokens':$,"
+                      "'n_prompt_tokens_processed':$,'n_decoded':$},",
+                      JSON(i), JSON(e->id), JSON(g->model.context),
+                      cli_value_bool(strcmp(e->state, "queued") != 0), JSON(e->state), JSON(e->prompt_tokens),
+                      JSON(e->prefilled_tokens), JSON(e->output_tokens));
     }
-    cli_text_printf(&ex->out, "]");
+    cli_text_fill(&ex->out, "]");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 

@@ -7,7 +7,6 @@
 #include "client/gateway/routes.h"
 #include "client/gateway/server.h"
 
-#define JSON_TYPE    "application/json"
 #define LIMIT_UNSAID 20
 #define LIMIT_MAX    100
 
@@ -46,8 +45,7 @@ void info_response_forget(struct exchange *ex)
     if (!response) return;
     responses_give_back(response);
     (void)!responses_forget(ex->gateway->model.responses, ex->whose->name, ex->named);
-    voice_add_member(&ex->out, "{\"id\":", ex->named);
-    cli_text_printf(&ex->out, ",\"object\":\"response\",\"deleted\":true}");
+    cli_text_fill(&ex->out, "{'id':$,'object':'response','deleted':true}", JSON(ex->named));
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
@@ -74,15 +72,6 @@ static bool read_page(struct exchange *ex, struct page *page)
     return true;
 }
 
-static void add_id(struct exchange *ex, const char *key, const struct response_item *item)
-{
-    cli_text_printf(&ex->out, ",\"%s\":", key);
-    if (item)
-        voice_add_string(&ex->out, item->id);
-    else
-        cli_text_printf(&ex->out, "null");
-}
-
 /* The items that the request itself sent. */
 static bool add_items(struct exchange *ex, const struct response_items *items, const struct page *page)
 {
@@ -94,17 +83,14 @@ static bool add_items(struct exchange *ex, const struct response_items *items, c
     if (page->after && at == count)
         return refuse(&ex->refusal, 404, "", "after", "Item with id '%.100s' not found.", page->after);
     if (page->after) at++;
-    cli_text_printf(&ex->out, "{\"object\":\"list\",\"data\":[");
+    cli_text_fill(&ex->out, "{'object':'list','data':[");
     for (; at < count && written < page->limit; at++, written++) {
         last = &items->item[page->newest_first ? count - 1 - at : at];
         if (!first) first = last;
-        cli_text_printf(&ex->out, written ? "," : "");
-        cli_text_add(&ex->out, last->text, strlen(last->text));
+        cli_text_fill(&ex->out, "$,", PLAIN(last->text));
     }
-    cli_text_printf(&ex->out, "]");
-    add_id(ex, "first_id", first);
-    add_id(ex, "last_id", last);
-    cli_text_printf(&ex->out, ",\"has_more\":%s}", at < count ? "true" : "false");
+    cli_text_fill(&ex->out, "],'first_id':$,'last_id':$,'has_more':$}", JSON(first ? first->id : NULL),
+                  JSON(last ? last->id : NULL), cli_value_bool(at < count));
     return true;
 }
 

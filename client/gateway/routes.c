@@ -55,19 +55,14 @@ static const json_t *only_members(struct exchange *ex, const json_t *body, const
     return found;
 }
 
-/* How many tokens a message of Anthropic's is, without an answer. */
+/* How many tokens a request is, without an answer. */
 static void count_tokens(struct exchange *ex)
 {
     read_ask(ex);
-    if (!ex->refusal.status) cli_text_printf(&ex->out, "{\"input_tokens\":%u}", voice_prompt_tokens(ex));
-}
-
-static void count_input(struct exchange *ex)
-{
-    read_ask(ex);
-    if (!ex->refusal.status)
-        cli_text_printf(&ex->out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%u}",
-                        voice_prompt_tokens(ex));
+    if (ex->refusal.status) return;
+    cli_text_fill(&ex->out, "{$'input_tokens':$}",
+                  PLAIN(ex->route->kind == ASK_RESPONSE ? "\"object\":\"response.input_tokens\"," : ""),
+                  JSON(voice_prompt_tokens(ex)));
 }
 
 /* A chat as the model reads it. */
@@ -75,16 +70,14 @@ static void apply_template(struct exchange *ex)
 {
     read_ask(ex);
     if (ex->refusal.status) return;
-    cli_text_printf(&ex->out, "{\"prompt\":");
-    cli_text_json(&ex->out, ex->ask.rendered, ex->ask.rendered_length);
-    cli_text_printf(&ex->out, "}");
+    cli_text_fill(&ex->out, "{'prompt':$}", JSON_BYTES(ex->ask.rendered, ex->ask.rendered_length));
 }
 
 static void write_ids(struct exchange *ex, const uint32_t *ids, size_t count)
 {
-    cli_text_printf(&ex->out, "{\"tokens\":");
+    cli_text_fill(&ex->out, "{'tokens':");
     cli_text_ids(&ex->out, ids, count, true);
-    cli_text_printf(&ex->out, ",\"count\":%zu,\"max_model_len\":%u}", count, ex->gateway->model.context);
+    cli_text_fill(&ex->out, ",'count':$,'max_model_len':$}", JSON(count), JSON(ex->gateway->model.context));
 }
 
 /* llama.cpp's names and defaults (`content`, nothing added), and vLLM's (`prompt`, special tokens added). */
@@ -140,13 +133,9 @@ static void detokenize(struct exchange *ex)
         rc = helm_tokenizer_decode(ex->gateway->model.tokenizer, ids, count, HELM_TOKENIZER_DECODE_ALL, &text,
                                    &length, &err);
     if (rc < 0 && !ex->refusal.status) refuse_err(&ex->refusal, keys[0], rc, err.text);
-    if (!ex->refusal.status) {
-        cli_text_printf(&ex->out, "{\"content\":");
-        cli_text_json(&ex->out, text, length);
-        cli_text_printf(&ex->out, ",\"prompt\":");
-        cli_text_json(&ex->out, text, length);
-        cli_text_printf(&ex->out, "}");
-    }
+    if (!ex->refusal.status)
+        cli_text_fill(&ex->out, "{'content':$,'prompt':$}", JSON_BYTES(text, length),
+                      JSON_BYTES(text, length));
     free(ids);
     free(text);
     json_decref(body);
@@ -173,7 +162,7 @@ const struct route routes[] = {
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
     {"POST", "/v1/rerank", .work = read_ask, .kind = ASK_RERANK, .voice = &voice_rerank},
     {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
-    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
+    {"POST", "/v1/responses/input_tokens", .work = count_tokens, .kind = ASK_RESPONSE},
     {"GET", "/v1/responses/{id}", .reply = info_response},
     {"DELETE", "/v1/responses/{id}", .reply = info_response_forget},
     {"GET", "/v1/responses/{id}/input_items", .reply = info_response_input},

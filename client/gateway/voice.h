@@ -27,17 +27,14 @@ void voice_error_openai(struct cli_text *out, const struct refusal *refusal);
 void voice_error_ollama(struct cli_text *out, const struct refusal *refusal);
 void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal);
 
-/* A JSON string of text that may hold bytes of a stranger: what is not UTF-8 becomes U+FFFD. */
-void voice_add_string(struct cli_text *out, const char *text);
-/* The same after `before`, which is JSON: {"key": */
-void voice_add_member(struct cli_text *out, const char *before, const char *text);
-/* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by
- * commas. */
+/* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them; a comma follows
+ * each. */
 void voice_add_tokens(struct exchange *exchange, const struct choice *choice, size_t from, size_t until);
 /* A call of a tool began, or has more arguments, since the last event of a stream. */
 bool voice_has_new_calls(const struct choice *choice);
-/* "key":number without what JSON lacks. */
-double voice_finite(double value);
+/* The id of a call, as every dialect has it. */
+const char *voice_call_id(const struct exchange *exchange, const struct choice *choice, size_t index,
+                          char id[10]);
 /* Sums over an exchange's choices. */
 uint32_t voice_prompt_tokens(const struct exchange *exchange);
 uint32_t voice_completion_tokens(const struct exchange *exchange);

@@ -11,27 +11,6 @@ enum { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_CALL };
 /* Clients send thinking back only with a signature; HELM has none to check. */
 #define SIGNATURE "helm"
 
-/* ---- calls of tools: what this file knows of them --------------------------------------------------- */
-
-static size_t call_count(const struct choice *c)
-{
-    return c->call_count;
-}
-static const char *call_name(const struct choice *c, size_t k)
-{
-    return c->calls[k].name;
-}
-static const char *call_arguments(const struct choice *c, size_t k, size_t *length)
-{
-    *length = c->calls[k].arguments.length;
-    return c->calls[k].arguments.data;
-}
-/* Nothing is added to its arguments any more. */
-static bool call_ended(const struct choice *c, size_t k)
-{
-    return c->calls[k].ended;
-}
-
 /* ---- parts ------------------------------------------------------------------------------------------ */
 
 void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal)
@@ -44,9 +23,7 @@ void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal)
     const char *type = refusal->status >= 500 ? "api_error" : "invalid_request_error";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].status == refusal->status) type = rows[i].type;
-    cli_text_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
-    voice_add_string(out, refusal->text);
-    cli_text_printf(out, "}}");
+    cli_text_fill(out, "{'type':'error','error':{'type':$,'message':$}}", JSON(type), JSON(refusal->text));
 }
 
 static const char *stop_reason(const struct exchange *ex, const struct choice *c)
@@ -60,88 +37,74 @@ static const char *stop_reason(const struct exchange *ex, const struct choice *c
 
 static void add_stop(struct exchange *ex, const struct choice *c)
 {
-    struct cli_text *out = &ex->out;
-    cli_text_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", stop_reason(ex, c));
-    if (c->stopped_by && strcmp(stop_reason(ex, c), "stop_sequence") == 0)
-        voice_add_string(out, c->stopped_by);
-    else
-        cli_text_printf(out, "null");
+    const char *reason = stop_reason(ex, c);
+    const bool stopped = strcmp(reason, "stop_sequence") == 0;
+    cli_text_fill(&ex->out, "'stop_reason':$,'stop_sequence':$,", JSON(reason),
+                  JSON(stopped ? c->stopped_by : NULL));
 }
 
 /* Tokens that were found in the prefix cache do not count as input. */
 static void add_usage(struct exchange *ex, const struct choice *c)
 {
     const uint32_t in = voice_prompt_tokens(ex), cached = c->cached_tokens < in ? c->cached_tokens : in;
-    cli_text_printf(&ex->out,
-                    "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
-                    "\"cache_read_input_tokens\":%u,\"output_tokens\":%u}",
-                    in - cached, cached, c->completion_tokens);
+    cli_text_fill(&ex->out,
+                  "'usage':{'input_tokens':$,'cache_creation_input_tokens':0,'cache_read_input_tokens':$,"
+                  "'output_tokens':$}",
+                  JSON(in - cached), JSON(cached), JSON(c->completion_tokens));
 }
 
-/* Nine characters, as for chats: Mistral's templates insist on it when the id comes back. */
 static void add_call_head(struct exchange *ex, const struct choice *c, size_t k)
 {
-    cli_text_printf(&ex->out, "{\"type\":\"tool_use\",\"id\":\"%.5s%02x%02x\",\"name\":", ex->id,
-                    (unsigned)(c->index & 255), (unsigned)(k & 255));
-    cli_text_json(&ex->out, call_name(c, k), strlen(call_name(c, k)));
-    cli_text_printf(&ex->out, ",\"input\":");
+    char id[10];
+    cli_text_fill(&ex->out, "{'type':'tool_use','id':$,'name':$,'input':", JSON(voice_call_id(ex, c, k, id)),
+                  JSON(c->calls[k].name));
 }
 
 /* An object as the model wrote it; one that was cut with the answer is empty, which the reason for the end
  * tells. */
-static void add_input(struct exchange *ex, const struct choice *c, size_t k)
+static void add_input(struct exchange *ex, const struct choice_call *call)
 {
-    size_t length;
-    const char *text = call_arguments(c, k, &length);
-    json_t *input = json_loadb(text, length, 0, NULL);
-    if (json_is_object(input))
-        cli_text_add(&ex->out, text, length);
-    else
-        cli_text_printf(&ex->out, "{}");
+    json_t *input = json_loadb(call->arguments.data, call->arguments.length, 0, NULL);
+    cli_text_fill(&ex->out, "$", PLAIN(json_is_object(input) ? call->arguments.data : "{}"));
     json_decref(input);
 }
 
 static void add_head(struct exchange *ex)
 {
-    cli_text_printf(&ex->out,
-                    "{\"id\":\"msg_%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", ex->id);
-    voice_add_string(&ex->out, ex->gateway->model.name);
-    cli_text_printf(&ex->out, ",\"content\":[");
+    cli_text_fill(&ex->out, "{'id':'msg_$','type':'message','role':'assistant','model':$,'content':[",
+                  PLAIN(ex->id), JSON(ex->gateway->model.name));
 }
 
 /* ---- events ----------------------------------------------------------------------------------------- */
 
 static void begin_event(struct exchange *ex, const char *type)
 {
-    cli_text_printf(&ex->out, "event: %s\ndata: {\"type\":\"%s\"", type, type);
+    cli_text_fill(&ex->out, "event: $\ndata: {'type':$,", PLAIN(type), JSON(type));
 }
 
 static void begin_block_event(struct exchange *ex, const struct choice *c, const char *type)
 {
     begin_event(ex, type);
-    cli_text_printf(&ex->out, ",\"index\":%u", c->blocks.count - 1);
+    cli_text_fill(&ex->out, "'index':$,", JSON(c->blocks.count - 1));
 }
 
 static void end_event(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "}\n\n");
+    cli_text_fill(&ex->out, "}\n\n");
 }
 
 static void delta_event(struct exchange *ex, const struct choice *c, const char *type, const char *key,
-                        const char *data, size_t length)
+                        struct cli_value value)
 {
     begin_block_event(ex, c, "content_block_delta");
-    cli_text_printf(&ex->out, ",\"delta\":{\"type\":\"%s\",\"%s\":", type, key);
-    cli_text_json(&ex->out, data, length);
-    cli_text_printf(&ex->out, "}");
+    cli_text_fill(&ex->out, "'delta':{'type':$,'$':$}", JSON(type), PLAIN(key), value);
     end_event(ex);
 }
 
 static void close_block(struct exchange *ex, struct choice *c)
 {
     if (c->blocks.open == BLOCK_NONE) return;
-    if (c->blocks.open == BLOCK_THINKING)
-        delta_event(ex, c, "signature_delta", "signature", SIGNATURE, strlen(SIGNATURE));
+    if (c->blocks.open == BLOCK_THINKING) delta_event(ex, c, "signature_delta", "signature", JSON(SIGNATURE));
     begin_block_event(ex, c, "content_block_stop");
     end_event(ex);
     c->blocks.open = BLOCK_NONE;
@@ -155,15 +118,11 @@ static void open_block(struct exchange *ex, struct choice *c, uint8_t what, size
     c->blocks.open = what;
     c->blocks.count++;
     begin_block_event(ex, c, "content_block_start");
-    cli_text_printf(&ex->out, ",\"content_block\":");
-    if (what == BLOCK_CALL) {
-        add_call_head(ex, c, call);
-        cli_text_printf(&ex->out, "{}}");
-    } else {
-        cli_text_printf(&ex->out, what == BLOCK_TEXT
-                                      ? "{\"type\":\"text\",\"text\":\"\"}"
-                                      : "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
-    }
+    cli_text_fill(&ex->out, "'content_block':");
+    if (what == BLOCK_CALL) add_call_head(ex, c, call);
+    cli_text_fill(&ex->out, what == BLOCK_CALL   ? "{}}"
+                            : what == BLOCK_TEXT ? "{'type':'text','text':''}"
+                                                 : "{'type':'thinking','thinking':'','signature':''}");
     end_event(ex);
 }
 
@@ -173,7 +132,7 @@ static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, cons
     if (text->length == *sent) return;
     open_block(ex, c, what, 0);
     delta_event(ex, c, what == BLOCK_TEXT ? "text_delta" : "thinking_delta",
-                what == BLOCK_TEXT ? "text" : "thinking", text->data + *sent, text->length - *sent);
+                what == BLOCK_TEXT ? "text" : "thinking", JSON_REST(text, *sent));
     *sent = text->length;
 }
 
@@ -181,20 +140,19 @@ static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, cons
  * them. */
 static void call_events(struct exchange *ex, struct choice *c, bool last)
 {
-    while (c->blocks.calls_done < call_count(c)) {
+    while (c->blocks.calls_done < c->call_count) {
         const size_t k = c->blocks.calls_done;
-        size_t length;
-        const char *text = call_arguments(c, k, &length);
+        const struct choice_call *call = &c->calls[k];
         if (k == c->calls_sent) {
             open_block(ex, c, BLOCK_CALL, k);
             c->calls_sent++;
-            c->blocks.arguments = 0;
+            c->arguments_sent = 0;
         }
-        if (length > c->blocks.arguments)
-            delta_event(ex, c, "input_json_delta", "partial_json", text + c->blocks.arguments,
-                        length - c->blocks.arguments);
-        c->blocks.arguments = length;
-        if (!call_ended(c, k) && !last) return;
+        if (call->arguments.length > c->arguments_sent)
+            delta_event(ex, c, "input_json_delta", "partial_json",
+                        JSON_REST(&call->arguments, c->arguments_sent));
+        c->arguments_sent = call->arguments.length;
+        if (!call->ended && !last) return;
         close_block(ex, c);
         c->blocks.calls_done++;
     }
@@ -205,11 +163,11 @@ static void call_events(struct exchange *ex, struct choice *c, bool last)
 static void begin(struct exchange *ex)
 {
     begin_event(ex, "message_start");
-    cli_text_printf(&ex->out, ",\"message\":");
+    cli_text_fill(&ex->out, "'message':");
     add_head(ex);
-    cli_text_printf(&ex->out, "],\"stop_reason\":null,\"stop_sequence\":null,");
+    cli_text_fill(&ex->out, "],'stop_reason':null,'stop_sequence':null,");
     add_usage(ex, &ex->choices[0]);
-    cli_text_printf(&ex->out, "}");
+    cli_text_fill(&ex->out, "}");
     end_event(ex);
 }
 
@@ -226,9 +184,9 @@ static void finish(struct exchange *ex, struct choice *c)
     if (!c->blocks.count) open_block(ex, c, BLOCK_TEXT, 0); /* an answer of nothing is an empty text */
     close_block(ex, c);
     begin_event(ex, "message_delta");
-    cli_text_printf(&ex->out, ",\"delta\":{");
+    cli_text_fill(&ex->out, "'delta':{");
     add_stop(ex, c);
-    cli_text_printf(&ex->out, "},");
+    cli_text_fill(&ex->out, "},");
     add_usage(ex, c);
     end_event(ex);
 }
@@ -243,38 +201,28 @@ static void whole(struct exchange *ex)
 {
     struct cli_text *out = &ex->out;
     const struct choice *c = &ex->choices[0];
-    const char *divide = "";
     add_head(ex);
-    if (c->thought.length) {
-        cli_text_printf(out, "{\"type\":\"thinking\",\"signature\":\"" SIGNATURE "\",\"thinking\":");
-        cli_text_json(out, c->thought.data, c->thought.length);
-        cli_text_printf(out, "}");
-        divide = ",";
-    }
-    if (c->text.length || (!call_count(c) && !c->thought.length)) {
-        cli_text_printf(out, "%s{\"type\":\"text\",\"text\":", divide);
-        cli_text_json(out, c->text.data, c->text.length);
-        cli_text_printf(out, "}");
-        divide = ",";
-    }
-    for (size_t k = 0; k < call_count(c); k++, divide = ",") {
-        cli_text_printf(out, "%s", divide);
+    if (c->thought.length)
+        cli_text_fill(out, "{'type':'thinking','signature':$,'thinking':$},", JSON(SIGNATURE),
+                      JSON_REST(&c->thought, 0));
+    if (c->text.length || (!c->call_count && !c->thought.length))
+        cli_text_fill(out, "{'type':'text','text':$},", JSON_REST(&c->text, 0));
+    for (size_t k = 0; k < c->call_count; k++) {
         add_call_head(ex, c, k);
-        add_input(ex, c, k);
-        cli_text_printf(out, "}");
+        add_input(ex, &c->calls[k]);
+        cli_text_fill(out, "},");
     }
-    cli_text_printf(out, "],");
+    cli_text_fill(out, "],");
     add_stop(ex, c);
-    cli_text_printf(out, ",");
     add_usage(ex, c);
-    cli_text_printf(out, "}");
+    cli_text_fill(out, "}");
 }
 
 static void fail(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "event: error\ndata: ");
+    cli_text_fill(&ex->out, "event: error\ndata: ");
     voice_error_anthropic(&ex->out, &ex->refusal);
-    cli_text_printf(&ex->out, "\n\n");
+    cli_text_fill(&ex->out, "\n\n");
 }
 
 const struct voice voice_messages = {"text/event-stream",

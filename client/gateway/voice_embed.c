@@ -7,10 +7,9 @@
 
 static void add_floats(struct cli_text *out, const struct choice *c)
 {
-    cli_text_add(out, "[", 1);
-    for (size_t i = 0; i < c->embedding_count; i++)
-        cli_text_printf(out, "%s%.9g", i ? "," : "", (double)c->embedding[i]);
-    cli_text_add(out, "]", 1);
+    cli_text_fill(out, "[");
+    for (size_t i = 0; i < c->embedding_count; i++) cli_text_fill(out, "$,", JSON(c->embedding[i]));
+    cli_text_fill(out, "]");
 }
 
 /* The numbers' bytes, little-endian fp32 (RFC 4648, section 4). */
@@ -35,35 +34,34 @@ static void openai_whole(struct exchange *ex)
 {
     struct cli_text *out = &ex->out;
     const uint32_t tokens = voice_prompt_tokens(ex);
-    cli_text_printf(out, "{\"object\":\"list\",\"data\":[");
+    cli_text_fill(out, "{'object':'list','data':[");
     for (uint32_t i = 0; i < ex->choice_count; i++) {
-        cli_text_printf(out, "%s{\"object\":\"embedding\",\"index\":%u,\"embedding\":", i ? "," : "", i);
+        cli_text_fill(out, "{'object':'embedding','index':$,'embedding':", JSON(i));
         (ex->ask.base64 ? add_base64 : add_floats)(out, &ex->choices[i]);
-        cli_text_add(out, "}", 1);
+        cli_text_fill(out, "},");
     }
-    voice_add_member(out, "],\"model\":", ex->gateway->model.name);
-    cli_text_printf(out, ",\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}}", tokens, tokens);
+    cli_text_fill(out, "],'model':$,'usage':{'prompt_tokens':$,'total_tokens':$}}",
+                  JSON(ex->gateway->model.name), JSON(tokens), JSON(tokens));
 }
 
 static void ollama_whole(struct exchange *ex)
 {
     struct cli_text *out = &ex->out;
-    voice_add_member(out, "{\"model\":", ex->gateway->model.name);
-    cli_text_printf(out, ",\"embeddings\":[");
+    cli_text_fill(out, "{'model':$,'embeddings':[", JSON(ex->gateway->model.name));
     for (uint32_t i = 0; i < ex->choice_count; i++) {
-        if (i) cli_text_add(out, ",", 1);
         add_floats(out, &ex->choices[i]);
+        cli_text_fill(out, ",");
     }
-    cli_text_printf(out, "],\"total_duration\":%llu,\"load_duration\":0,\"prompt_eval_count\":%u}",
-                    (unsigned long long)(units_now_us() - ex->begin_us) * 1000, voice_prompt_tokens(ex));
+    cli_text_fill(out, "],'total_duration':$,'load_duration':0,'prompt_eval_count':$}",
+                  JSON((units_now_us() - ex->begin_us) * 1000), JSON(voice_prompt_tokens(ex)));
 }
 
 /* /api/embeddings: one prompt, one embedding. */
 static void ollama_first(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "{\"embedding\":");
+    cli_text_fill(&ex->out, "{'embedding':");
     add_floats(&ex->out, &ex->choices[0]);
-    cli_text_add(&ex->out, "}", 1);
+    cli_text_fill(&ex->out, "}");
 }
 
 const struct voice voice_embeddings = {.whole = openai_whole}, voice_ollama_embed = {.whole = ollama_whole},

@@ -8,8 +8,7 @@
 
 void voice_error_ollama(struct cli_text *out, const struct refusal *refusal)
 {
-    voice_add_member(out, "{\"error\":", refusal->text);
-    cli_text_printf(out, "}");
+    cli_text_fill(out, "{'error':$}", JSON(refusal->text));
 }
 
 static void add_head(struct exchange *ex)
@@ -20,8 +19,8 @@ static void add_head(struct exchange *ex)
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &day);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &day);
-    voice_add_member(&ex->out, "{\"model\":", ex->gateway->model.name);
-    cli_text_printf(&ex->out, ",\"created_at\":\"%s.%06ldZ\"", stamp, now.tv_nsec / 1000);
+    snprintf(stamp + strlen(stamp), sizeof stamp - strlen(stamp), ".%06ldZ", now.tv_nsec / 1000);
+    cli_text_fill(&ex->out, "{'model':$,'created_at':$,", JSON(ex->gateway->model.name), JSON(stamp));
 }
 
 /* Whether the arguments, which are the model's, can stand in a JSON object. */
@@ -50,7 +49,7 @@ static void add_text(struct cli_text *out, const struct choice *c)
     for (size_t i = c ? c->calls_sent : 0; c && i < calls_to_send(c); i++)
         if (!is_object(&c->calls[i]))
             cli_text_add(&text, c->calls[i].arguments.data, c->calls[i].arguments.length);
-    cli_text_json(out, text.data, text.length);
+    cli_text_fill(out, "$,", JSON_REST(&text, 0));
     out->failed |= text.failed;
     cli_text_free(&text);
 }
@@ -60,27 +59,25 @@ static void add_content(struct exchange *ex, struct choice *c)
 {
     struct cli_text *out = &ex->out;
     const bool chat = ex->ask.kind == ASK_OLLAMA_CHAT;
-    cli_text_printf(out, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
+    cli_text_fill(out, chat ? "'message':{'role':'assistant','content':" : "'response':");
     add_text(out, c);
-    if (c && c->thought.length > c->thought_sent) {
-        cli_text_printf(out, ",\"thinking\":");
-        cli_text_json(out, c->thought.data + c->thought_sent, c->thought.length - c->thought_sent);
-    }
+    if (c && c->thought.length > c->thought_sent)
+        cli_text_fill(out, "'thinking':$,", JSON_REST(&c->thought, c->thought_sent));
     bool any = false;
     for (size_t i = c ? c->calls_sent : 0; chat && c && i < c->call_count; i++) {
         if (!is_object(&c->calls[i])) continue;
-        cli_text_printf(out, any ? "," : ",\"tool_calls\":[");
-        voice_add_member(out, "{\"function\":{\"name\":", c->calls[i].name);
-        cli_text_printf(out, ",\"arguments\":%s}}", c->calls[i].arguments.data);
+        cli_text_fill(out, any ? "" : "'tool_calls':[");
+        cli_text_fill(out, "{'function':{'name':$,'arguments':$}},", JSON(c->calls[i].name),
+                      PLAIN(c->calls[i].arguments.data));
         any = true;
     }
-    if (any) cli_text_printf(out, "]");
-    if (chat) cli_text_printf(out, "}");
+    if (any) cli_text_fill(out, "]");
+    if (chat) cli_text_fill(out, "},");
     if (!c) return;
     if (ex->ask.logprobs && c->tokens_sent < c->tokens_decided) {
-        cli_text_printf(out, ",\"logprobs\":[");
+        cli_text_fill(out, "'logprobs':[");
         voice_add_tokens(ex, c, c->tokens_sent, c->tokens_decided);
-        cli_text_printf(out, "]");
+        cli_text_fill(out, "],");
         c->tokens_sent = c->tokens_decided;
     }
     c->thought_sent = c->thought.length;
@@ -94,18 +91,17 @@ static void add_done(struct exchange *ex, const struct choice *c)
     struct cli_text *out = &ex->out;
     const uint64_t now = units_now_us();
     const char *reason = !c ? "load" : c->finish == HELM_FINISH_LENGTH ? "length" : "stop";
-    cli_text_printf(out, ",\"done\":true,\"done_reason\":\"%s\"", reason);
+    cli_text_fill(out, "'done':true,'done_reason':$,", JSON(reason));
     if (!c) return;
     const uint64_t first = ex->first_us ? ex->first_us : now;
-    cli_text_printf(
-        out,
-        ",\"total_duration\":%llu,\"load_duration\":0,\"prompt_eval_count\":%u,\"prompt_eval_duration\":%llu,"
-        "\"eval_count\":%u,\"eval_duration\":%llu",
-        (unsigned long long)(now - ex->begin_us) * 1000, voice_prompt_tokens(ex),
-        (unsigned long long)(first - ex->begin_us) * 1000, voice_completion_tokens(ex),
-        (unsigned long long)(now - first) * 1000);
+    cli_text_fill(out,
+                  "'total_duration':$,'load_duration':0,'prompt_eval_count':$,'prompt_eval_duration':$,"
+                  "'eval_count':$,'eval_duration':$,",
+                  JSON((now - ex->begin_us) * 1000), JSON(voice_prompt_tokens(ex)),
+                  JSON((first - ex->begin_us) * 1000), JSON(voice_completion_tokens(ex)),
+                  JSON((now - first) * 1000));
     if (c->reported)
-        cli_text_printf(out, ",\"cached_tokens\":%u", c->cached_tokens); /* beyond Ollama's own */
+        cli_text_fill(out, "'cached_tokens':$", JSON(c->cached_tokens)); /* beyond Ollama's own */
 }
 
 static void delta(struct exchange *ex, struct choice *c)
@@ -115,7 +111,7 @@ static void delta(struct exchange *ex, struct choice *c)
         return;
     add_head(ex);
     add_content(ex, c);
-    cli_text_printf(&ex->out, ",\"done\":false}\n");
+    cli_text_fill(&ex->out, "'done':false}\n");
 }
 
 static void finish(struct exchange *ex, struct choice *c)
@@ -123,7 +119,7 @@ static void finish(struct exchange *ex, struct choice *c)
     add_head(ex);
     add_content(ex, c);
     add_done(ex, c);
-    cli_text_printf(&ex->out, "}\n");
+    cli_text_fill(&ex->out, "}\n");
 }
 
 static void whole(struct exchange *ex)
@@ -132,13 +128,13 @@ static void whole(struct exchange *ex)
     add_head(ex);
     add_content(ex, c);
     add_done(ex, c);
-    cli_text_printf(&ex->out, "}");
+    cli_text_fill(&ex->out, "}");
 }
 
 static void fail(struct exchange *ex)
 {
     voice_error_ollama(&ex->out, &ex->refusal);
-    cli_text_printf(&ex->out, "\n");
+    cli_text_fill(&ex->out, "\n");
 }
 
 #define LINES "application/x-ndjson"

@@ -1,36 +1,16 @@
 /* OpenAI's dialect: chat.completion, text_completion and their chunks as server-sent events. See voice.h. */
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
+#include "common/base/utf8.h"
 
-double voice_finite(double value)
+/* NULL, which is null in JSON, for an empty text. */
+static const char *unless_empty(const char *text)
 {
-    return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
-}
-
-void voice_add_string(struct cli_text *out, const char *text)
-{
-    json_t *good = json_string(text);
-    if (good) {
-        cli_text_json(out, text, strlen(text));
-    } else { /* a few bytes of a file's name, say */
-        cli_text_add(out, "\"", 1);
-        for (; *text; text++) {
-            const bool plain = *text >= 32 && *text < 127 && *text != '"' && *text != '\\';
-            cli_text_add(out, plain ? text : "\xEF\xBF\xBD", plain ? 1 : 3);
-        }
-        cli_text_add(out, "\"", 1);
-    }
-    json_decref(good);
-}
-
-void voice_add_member(struct cli_text *out, const char *before, const char *text)
-{
-    cli_text_add(out, before, strlen(before));
-    voice_add_string(out, text);
+    return *text ? text : NULL;
 }
 
 void voice_error_openai(struct cli_text *out, const struct refusal *refusal)
@@ -40,16 +20,8 @@ void voice_error_openai(struct cli_text *out, const struct refusal *refusal)
                        : refusal->status == 403 ? "permission_error"
                        : refusal->status >= 500 ? "server_error"
                                                 : "invalid_request_error";
-    voice_add_member(out, "{\"error\":{\"message\":", refusal->text);
-    cli_text_printf(out, ",\"type\":\"%s\",\"param\":", type);
-    if (*refusal->param)
-        voice_add_string(out, refusal->param);
-    else
-        cli_text_printf(out, "null");
-    if (*refusal->code)
-        cli_text_printf(out, ",\"code\":\"%s\"}}", refusal->code);
-    else
-        cli_text_printf(out, ",\"code\":null}}");
+    cli_text_fill(out, "{'error':{'message':$,'type':$,'param':$,'code':$}}", JSON(refusal->text), JSON(type),
+                  JSON(unless_empty(refusal->param)), JSON(unless_empty(refusal->code)));
 }
 
 uint32_t voice_prompt_tokens(const struct exchange *ex)
@@ -83,26 +55,19 @@ static struct token_text token_bytes(const struct exchange *ex, uint32_t token)
 }
 
 /* A part of a character is shown as U+FFFD; `bytes` has what it is. */
-static void add_token_string(struct cli_text *out, const struct token_text *t)
+static struct cli_value shown(const struct token_text *t)
 {
-    json_t *good = t->bytes ? json_stringn(t->bytes, t->length) : NULL;
-    if (good)
-        cli_text_json(out, t->bytes, t->length);
-    else
-        cli_text_printf(out, "\"\xEF\xBF\xBD\"");
-    json_decref(good);
+    const bool whole = t->bytes && utf8_is_valid(t->bytes, t->length);
+    return whole ? JSON_BYTES(t->bytes, t->length) : JSON("\xEF\xBF\xBD");
 }
 
 static void add_chat_token(struct exchange *ex, uint32_t token, float logprob)
 {
     struct cli_text *out = &ex->out;
     struct token_text t = token_bytes(ex, token);
-    cli_text_printf(out, "{\"token\":");
-    add_token_string(out, &t);
-    cli_text_printf(out, ",\"logprob\":%.9g,\"bytes\":[", voice_finite((double)logprob));
-    for (size_t i = 0; i < t.length; i++)
-        cli_text_printf(out, "%s%u", i ? "," : "", (unsigned char)t.bytes[i]);
-    cli_text_printf(out, "]");
+    cli_text_fill(out, "{'token':$,'logprob':$,'bytes':[", shown(&t), JSON(logprob));
+    for (size_t i = 0; i < t.length; i++) cli_text_fill(out, "$,", JSON((unsigned char)t.bytes[i]));
+    cli_text_fill(out, "],");
     free(t.bytes);
 }
 
@@ -111,70 +76,64 @@ void voice_add_tokens(struct exchange *ex, const struct choice *c, size_t from, 
     struct cli_text *out = &ex->out;
     for (size_t at = from; at < until; at++) {
         const struct choice_token *t = c->tokens[at];
-        if (at > from) cli_text_printf(out, ",");
         add_chat_token(ex, t->token, t->logprob);
-        cli_text_printf(out, ",\"top_logprobs\":[");
+        cli_text_fill(out, "'top_logprobs':[");
         for (uint32_t i = 0; i < t->top_count && i < ex->ask.top_logprobs; i++) {
-            if (i) cli_text_printf(out, ",");
             add_chat_token(ex, t->top[i].token, t->top[i].logprob);
-            cli_text_printf(out, "}");
+            cli_text_fill(out, "},");
         }
-        cli_text_printf(out, "]}");
+        cli_text_fill(out, "]},");
     }
 }
 
 /* The logprobs of the tokens from tokens_sent to `until`, or null. */
 static void add_chat_logprobs(struct exchange *ex, struct choice *c, size_t until)
 {
-    struct cli_text *out = &ex->out;
     if (!ex->ask.logprobs) {
-        cli_text_printf(out, "null");
+        cli_text_fill(&ex->out, "null");
         return;
     }
-    cli_text_printf(out, "{\"content\":[");
+    cli_text_fill(&ex->out, "{'content':[");
     voice_add_tokens(ex, c, c->tokens_sent, until);
     c->tokens_sent = until;
-    cli_text_printf(out, "],\"refusal\":null}");
+    cli_text_fill(&ex->out, "],'refusal':null}");
 }
 
 static void add_key(struct exchange *ex, uint32_t token)
 {
     struct token_text t = token_bytes(ex, token);
-    add_token_string(&ex->out, &t);
+    cli_text_fill(&ex->out, "$", shown(&t));
     free(t.bytes);
 }
 
 static void add_completion_logprobs(struct exchange *ex, struct choice *c, size_t until)
 {
     struct cli_text *out = &ex->out;
+    const size_t from = c->tokens_sent;
     if (!ex->ask.logprobs) {
-        cli_text_printf(out, "null");
+        cli_text_fill(out, "null");
         return;
     }
-    const size_t from = c->tokens_sent;
-    cli_text_printf(out, "{\"tokens\":[");
+    cli_text_fill(out, "{'tokens':[");
     for (size_t i = from; i < until; i++) {
-        if (i > from) cli_text_printf(out, ",");
         add_key(ex, c->tokens[i]->token);
+        cli_text_fill(out, ",");
     }
-    cli_text_printf(out, "],\"token_logprobs\":[");
-    for (size_t i = from; i < until; i++)
-        cli_text_printf(out, "%s%.9g", i > from ? "," : "", voice_finite((double)c->tokens[i]->logprob));
-    cli_text_printf(out, "],\"top_logprobs\":[");
+    cli_text_fill(out, "],'token_logprobs':[");
+    for (size_t i = from; i < until; i++) cli_text_fill(out, "$,", JSON(c->tokens[i]->logprob));
+    cli_text_fill(out, "],'top_logprobs':[");
     for (size_t i = from; i < until; i++) {
         const struct choice_token *t = c->tokens[i];
-        cli_text_printf(out, "%s{", i > from ? "," : "");
+        cli_text_fill(out, "{");
         for (uint32_t k = 0; k < t->top_count && k < ex->ask.top_logprobs; k++) {
-            if (k) cli_text_printf(out, ",");
             add_key(ex, t->top[k].token);
-            cli_text_printf(out, ":%.9g", voice_finite((double)t->top[k].logprob));
+            cli_text_fill(out, ":$,", JSON(t->top[k].logprob));
         }
-        cli_text_printf(out, "}");
+        cli_text_fill(out, "},");
     }
-    cli_text_printf(out, "],\"text_offset\":[");
-    for (size_t i = from; i < until; i++)
-        cli_text_printf(out, "%s%llu", i > from ? "," : "", (unsigned long long)c->tokens[i]->at);
-    cli_text_printf(out, "]}");
+    cli_text_fill(out, "],'text_offset':[");
+    for (size_t i = from; i < until; i++) cli_text_fill(out, "$,", JSON(c->tokens[i]->at));
+    cli_text_fill(out, "]}");
     c->tokens_sent = until;
 }
 
@@ -182,11 +141,9 @@ static void add_completion_logprobs(struct exchange *ex, struct choice *c, size_
 
 static void add_head(struct exchange *ex, const char *object)
 {
-    struct cli_text *out = &ex->out;
-    cli_text_printf(out, "{\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%lld,\"model\":",
-                    ex->ask.kind == ASK_CHAT ? "chatcmpl" : "cmpl", ex->id, object, (long long)ex->created);
-    voice_add_string(out, ex->gateway->model.name);
-    cli_text_printf(out, ",\"choices\":[");
+    cli_text_fill(&ex->out, "{'id':'$-$','object':$,'created':$,'model':$,'choices':[",
+                  PLAIN(ex->ask.kind == ASK_CHAT ? "chatcmpl" : "cmpl"), PLAIN(ex->id), JSON(object),
+                  JSON(ex->created), JSON(ex->gateway->model.name));
 }
 
 /* Tokens of the prompts that were not computed, or -1: a stop text ended an answer before the daemon said
@@ -201,32 +158,33 @@ static int64_t cached_tokens(const struct exchange *ex)
     return sum;
 }
 
-static void add_usage(struct exchange *ex)
+/* The last member of an answer, whose choices are written. */
+static void end_with_usage(struct exchange *ex)
 {
+    struct cli_text *out = &ex->out;
     const uint32_t prompt = voice_prompt_tokens(ex), completion = voice_completion_tokens(ex);
     const int64_t cached = cached_tokens(ex);
-    cli_text_printf(&ex->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u", prompt,
-                    completion, prompt + completion);
-    if (cached >= 0)
-        cli_text_printf(&ex->out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)cached);
     uint64_t drafted = 0, accepted = 0;
     for (uint32_t i = 0; i < ex->choice_count; i++) {
         drafted += ex->choices[i].drafted_tokens;
         accepted += ex->choices[i].accepted_tokens;
     }
+    cli_text_fill(out, "],'usage':{'prompt_tokens':$,'completion_tokens':$,'total_tokens':$,", JSON(prompt),
+                  JSON(completion), JSON(prompt + completion));
+    if (cached >= 0) cli_text_fill(out, "'prompt_tokens_details':{'cached_tokens':$},", JSON(cached));
     if (drafted)
-        cli_text_printf(&ex->out,
-                        ",\"completion_tokens_details\":{\"accepted_prediction_tokens\":%llu,"
-                        "\"rejected_prediction_tokens\":%llu}",
-                        (unsigned long long)accepted, (unsigned long long)(drafted - accepted));
-    cli_text_printf(&ex->out, "}");
+        cli_text_fill(out,
+                      "'completion_tokens_details':{'accepted_prediction_tokens':$,"
+                      "'rejected_prediction_tokens':$}",
+                      JSON(accepted), JSON(drafted - accepted));
+    cli_text_fill(out, "}}");
 }
 
 /* Nine characters, which Mistral's templates insist on when the id comes back. */
-static void add_call_id(struct exchange *ex, const struct choice *c, size_t index)
+const char *voice_call_id(const struct exchange *ex, const struct choice *c, size_t index, char id[10])
 {
-    cli_text_printf(&ex->out, "\"id\":\"%.5s%02x%02x\"", ex->id, (unsigned)(c->index & 255),
-                    (unsigned)(index & 255));
+    snprintf(id, 10, "%.5s%02x%02x", ex->id, (unsigned)(c->index & 255), (unsigned)(index & 255));
+    return id;
 }
 
 bool voice_has_new_calls(const struct choice *c)
@@ -238,67 +196,54 @@ bool voice_has_new_calls(const struct choice *c)
 /* A call whole, or as it begins in a stream. */
 static void add_call(struct exchange *ex, const struct choice *c, size_t i, bool indexed)
 {
-    struct cli_text *out = &ex->out;
-    const struct choice_call *call = &c->calls[i];
-    cli_text_printf(out, "{");
-    if (indexed) cli_text_printf(out, "\"index\":%zu,", i);
-    add_call_id(ex, c, i);
-    voice_add_member(out, ",\"type\":\"function\",\"function\":{\"name\":", call->name);
-    cli_text_printf(out, ",\"arguments\":");
-    cli_text_json(out, call->arguments.data, call->arguments.length);
-    cli_text_printf(out, "}}");
+    char id[10];
+    cli_text_fill(&ex->out, "{");
+    if (indexed) cli_text_fill(&ex->out, "'index':$,", JSON(i));
+    cli_text_fill(&ex->out, "'id':$,'type':'function','function':{'name':$,'arguments':$}},",
+                  JSON(voice_call_id(ex, c, i, id)), JSON(c->calls[i].name),
+                  JSON_REST(&c->calls[i].arguments, 0));
 }
 
 /* Adds the new parts of calls: a name at once, arguments as they come. */
 static void add_new_calls(struct exchange *ex, struct choice *c)
 {
-    struct cli_text *out = &ex->out;
     const struct choice_call *last = c->calls_sent ? &c->calls[c->calls_sent - 1] : NULL;
-    const bool more = last && last->arguments.length > c->arguments_sent;
-    cli_text_printf(out, "\"tool_calls\":[");
-    if (more) {
-        cli_text_printf(out, "{\"index\":%zu,\"function\":{\"arguments\":", c->calls_sent - 1);
-        cli_text_json(out, last->arguments.data + c->arguments_sent,
-                      last->arguments.length - c->arguments_sent);
-        cli_text_printf(out, "}}");
-    }
-    for (size_t i = c->calls_sent; i < c->call_count; i++) {
-        if (more || i > c->calls_sent) cli_text_printf(out, ",");
-        add_call(ex, c, i, true);
-    }
-    cli_text_printf(out, "]");
+    cli_text_fill(&ex->out, "'tool_calls':[");
+    if (last && last->arguments.length > c->arguments_sent)
+        cli_text_fill(&ex->out, "{'index':$,'function':{'arguments':$}},", JSON(c->calls_sent - 1),
+                      JSON_REST(&last->arguments, c->arguments_sent));
+    for (size_t i = c->calls_sent; i < c->call_count; i++) add_call(ex, c, i, true);
+    cli_text_fill(&ex->out, "]");
     c->calls_sent = c->call_count;
     c->arguments_sent = c->calls[c->call_count - 1].arguments.length;
 }
 
-static void add_tail(struct exchange *ex)
-{
-    if (ex->ask.include_usage) cli_text_printf(&ex->out, ",\"usage\":null");
-    cli_text_printf(&ex->out, "}\n\n");
-}
-
 static void begin_event(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "data: ");
+    cli_text_fill(&ex->out, "data: ");
     add_head(ex, ex->ask.kind == ASK_CHAT ? "chat.completion.chunk" : "text_completion");
+}
+
+static void end_event(struct exchange *ex)
+{
+    cli_text_fill(&ex->out, ex->ask.include_usage ? "],'usage':null}\n\n" : "]}\n\n");
 }
 
 static void end_stream(struct exchange *ex)
 {
     if (ex->ask.include_usage) {
         begin_event(ex);
-        cli_text_printf(&ex->out, "],\"usage\":");
-        add_usage(ex);
-        cli_text_printf(&ex->out, "}\n\n");
+        end_with_usage(ex);
+        cli_text_fill(&ex->out, "\n\n");
     }
-    cli_text_printf(&ex->out, "data: [DONE]\n\n");
+    cli_text_fill(&ex->out, "data: [DONE]\n\n");
 }
 
 static void fail_stream(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "data: ");
+    cli_text_fill(&ex->out, "data: ");
     voice_error_openai(&ex->out, &ex->refusal);
-    cli_text_printf(&ex->out, "\n\ndata: [DONE]\n\n");
+    cli_text_fill(&ex->out, "\n\ndata: [DONE]\n\n");
 }
 
 /* ---- chat ------------------------------------------------------------------------------------------- */
@@ -307,11 +252,11 @@ static void chat_begin(struct exchange *ex)
 {
     for (uint32_t i = 0; i < ex->choice_count; i++) {
         begin_event(ex);
-        cli_text_printf(&ex->out,
-                        "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null},"
-                        "\"logprobs\":null,\"finish_reason\":null}]",
-                        i);
-        add_tail(ex);
+        cli_text_fill(&ex->out,
+                      "{'index':$,'delta':{'role':'assistant','content':'','refusal':null},"
+                      "'logprobs':null,'finish_reason':null}",
+                      JSON(i));
+        end_event(ex);
     }
 }
 
@@ -319,29 +264,19 @@ static void chat_begin(struct exchange *ex)
 static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason)
 {
     struct cli_text *out = &ex->out;
-    const bool thought = c->thought.length > c->thought_sent;
-    const bool text = c->text.length > c->text_sent, calls = voice_has_new_calls(c);
     begin_event(ex);
-    cli_text_printf(out, "{\"index\":%u,\"delta\":{", c->index);
-    if (thought) {
-        cli_text_printf(out, "\"reasoning_content\":");
-        cli_text_json(out, c->thought.data + c->thought_sent, c->thought.length - c->thought_sent);
-    }
-    if (thought && (text || calls)) cli_text_printf(out, ",");
-    if (text) {
-        cli_text_printf(out, "\"content\":");
-        cli_text_json(out, c->text.data + c->text_sent, c->text.length - c->text_sent);
-    }
-    if (text && calls) cli_text_printf(out, ",");
-    if (calls) add_new_calls(ex, c);
-    cli_text_printf(out, "},\"logprobs\":");
+    cli_text_fill(out, "{'index':$,'delta':{", JSON(c->index));
+    if (c->thought.length > c->thought_sent)
+        cli_text_fill(out, "'reasoning_content':$,", JSON_REST(&c->thought, c->thought_sent));
+    if (c->text.length > c->text_sent) cli_text_fill(out, "'content':$,", JSON_REST(&c->text, c->text_sent));
+    if (voice_has_new_calls(c)) add_new_calls(ex, c);
+    cli_text_fill(out, "},'logprobs':");
     if (c->tokens_sent < c->tokens_decided)
         add_chat_logprobs(ex, c, c->tokens_decided);
     else
-        cli_text_printf(out, "null");
-    cli_text_printf(out, ",\"finish_reason\":%s%s%s}]", reason ? "\"" : "", reason ? reason : "null",
-                    reason ? "\"" : "");
-    add_tail(ex);
+        cli_text_fill(out, "null");
+    cli_text_fill(out, ",'finish_reason':$}", JSON(reason));
+    end_event(ex);
     c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
 }
@@ -363,29 +298,17 @@ static void chat_whole(struct exchange *ex)
     add_head(ex, "chat.completion");
     for (uint32_t i = 0; i < ex->choice_count; i++) {
         struct choice *c = &ex->choices[i];
-        cli_text_printf(out, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "",
-                        i);
-        if (c->call_count && c->text.length == 0)
-            cli_text_printf(out, "null");
-        else
-            cli_text_json(out, c->text.data, c->text.length);
-        cli_text_printf(out, ",\"refusal\":null");
-        if (c->thought.length) {
-            cli_text_printf(out, ",\"reasoning_content\":");
-            cli_text_json(out, c->thought.data, c->thought.length);
-        }
-        for (size_t k = 0; k < c->call_count; k++) {
-            cli_text_printf(out, k ? "," : ",\"tool_calls\":[");
-            add_call(ex, c, k, false);
-        }
-        if (c->call_count) cli_text_printf(out, "]");
-        cli_text_printf(out, "},\"logprobs\":");
+        const bool only_calls = c->call_count && c->text.length == 0;
+        cli_text_fill(out, "{'index':$,'message':{'role':'assistant','content':$,'refusal':null,", JSON(i),
+                      only_calls ? PLAIN("null") : JSON_REST(&c->text, 0));
+        if (c->thought.length) cli_text_fill(out, "'reasoning_content':$,", JSON_REST(&c->thought, 0));
+        if (c->call_count) cli_text_fill(out, "'tool_calls':[");
+        for (size_t k = 0; k < c->call_count; k++) add_call(ex, c, k, false);
+        cli_text_fill(out, c->call_count ? "]},'logprobs':" : "},'logprobs':");
         add_chat_logprobs(ex, c, c->tokens_decided);
-        cli_text_printf(out, ",\"finish_reason\":\"%s\"}", choice_reason(c));
+        cli_text_fill(out, ",'finish_reason':$},", JSON(choice_reason(c)));
     }
-    cli_text_printf(out, "],\"usage\":");
-    add_usage(ex);
-    cli_text_printf(out, "}");
+    end_with_usage(ex);
 }
 
 /* ---- completions ------------------------------------------------------------------------------------ */
@@ -393,12 +316,9 @@ static void chat_whole(struct exchange *ex)
 static void completion_chunk(struct exchange *ex, struct choice *c, const char *reason)
 {
     struct cli_text *out = &ex->out;
-    cli_text_printf(out, "{\"index\":%u,\"text\":", c->index);
-    cli_text_json(out, c->text.data + c->text_sent, c->text.length - c->text_sent);
-    cli_text_printf(out, ",\"logprobs\":");
+    cli_text_fill(out, "{'index':$,'text':$,'logprobs':", JSON(c->index), JSON_REST(&c->text, c->text_sent));
     add_completion_logprobs(ex, c, c->tokens_decided);
-    cli_text_printf(out, ",\"finish_reason\":%s%s%s}", reason ? "\"" : "", reason ? reason : "null",
-                    reason ? "\"" : "");
+    cli_text_fill(out, ",'finish_reason':$},", JSON(reason));
     c->text_sent = c->text.length;
 }
 
@@ -406,8 +326,7 @@ static void completion_event(struct exchange *ex, struct choice *c, const char *
 {
     begin_event(ex);
     completion_chunk(ex, c, reason);
-    cli_text_printf(&ex->out, "]");
-    add_tail(ex);
+    end_event(ex);
 }
 
 static void completion_delta(struct exchange *ex, struct choice *c)
@@ -423,13 +342,9 @@ static void completion_finish(struct exchange *ex, struct choice *c)
 static void completion_whole(struct exchange *ex)
 {
     add_head(ex, "text_completion");
-    for (uint32_t i = 0; i < ex->choice_count; i++) {
-        if (i) cli_text_printf(&ex->out, ",");
+    for (uint32_t i = 0; i < ex->choice_count; i++)
         completion_chunk(ex, &ex->choices[i], choice_reason(&ex->choices[i]));
-    }
-    cli_text_printf(&ex->out, "],\"usage\":");
-    add_usage(ex);
-    cli_text_printf(&ex->out, "}");
+    end_with_usage(ex);
 }
 
 #define EVENTS "text/event-stream"

@@ -23,21 +23,18 @@ static void whole(struct exchange *ex)
     }
     for (uint32_t i = 0; i < count; i++) order[i] = &ex->choices[i];
     qsort(order, count, sizeof *order, by_score);
-    voice_add_member(out, "{\"object\":\"list\",\"model\":", ex->gateway->model.name);
-    cli_text_printf(out, ",\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u},\"results\":[", tokens,
-                    tokens);
+    cli_text_fill(out, "{'object':'list','model':$,'usage':{'prompt_tokens':$,'total_tokens':$},'results':[",
+                  JSON(ex->gateway->model.name), JSON(tokens), JSON(tokens));
     for (uint32_t i = 0; i < ex->ask.top_n; i++) {
-        cli_text_printf(out, "%s{\"index\":%u,\"relevance_score\":%.9g", i ? "," : "", order[i]->index,
-                        order[i]->score);
+        cli_text_fill(out, "{'index':$,'relevance_score':$,", JSON(order[i]->index), JSON(order[i]->score));
         if (ex->ask.return_documents) {
             const json_t *text = ask_document_text(json_array_get(ex->ask.documents, order[i]->index));
-            cli_text_printf(out, ",\"document\":{\"text\":");
-            cli_text_json(out, json_string_value(text), json_string_length(text));
-            cli_text_printf(out, "}");
+            cli_text_fill(out, "'document':{'text':$}",
+                          JSON_BYTES(json_string_value(text), json_string_length(text)));
         }
-        cli_text_printf(out, "}");
+        cli_text_fill(out, "},");
     }
-    cli_text_printf(out, "]}");
+    cli_text_fill(out, "]}");
     free(order);
 }
 

@@ -11,35 +11,43 @@ enum { ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL }; /* ITEM_CALL + k: call k */
 
 /* ---- parts ------------------------------------------------------------------------------------------ */
 
-static void add_item_id(struct exchange *ex, const struct choice *c, uint32_t index)
+static struct cli_value item_id(const struct exchange *ex, const struct choice *c, uint32_t index,
+                                char id[48])
 {
     const uint8_t what = c->items.what[index];
-    cli_text_printf(&ex->out, "\"%s_%s%02x\"",
-                    what == ITEM_REASONING ? "rs"
-                    : what == ITEM_MESSAGE ? "msg"
-                                           : "fc",
-                    ex->id, (unsigned)index);
+    snprintf(id, 48, "%s_%s%02x",
+             what == ITEM_REASONING ? "rs"
+             : what == ITEM_MESSAGE ? "msg"
+                                    : "fc",
+             ex->id, (unsigned)index);
+    return JSON((const char *)id);
 }
 
-static void add_text(struct cli_text *out, const struct cli_text *text, size_t from)
+static const struct cli_text *text_of(const struct choice *c, uint8_t what)
 {
-    cli_text_json(out, text->data + from, text->length - from);
+    return what == ITEM_REASONING ? &c->thought : &c->text;
+}
+
+/* A message's member with the logprobs of the tokens [from, until), if they are asked for. */
+static void add_logprobs(struct exchange *ex, const struct choice *c, size_t from, size_t until)
+{
+    cli_text_fill(&ex->out, "'logprobs':[");
+    if (ex->ask.logprobs) voice_add_tokens(ex, c, from, until);
+    cli_text_fill(&ex->out, "]");
 }
 
 /* A part of an item: all there is, or (`empty`) as it begins. */
 static void add_part(struct exchange *ex, struct choice *c, uint8_t what, bool empty)
 {
     struct cli_text *out = &ex->out;
-    const struct cli_text *text = what == ITEM_REASONING ? &c->thought : &c->text;
-    cli_text_printf(out,
-                    "{\"type\":\"%s\",\"text\":", what == ITEM_REASONING ? "reasoning_text" : "output_text");
-    add_text(out, text, empty ? text->length : 0);
+    const struct cli_text *text = text_of(c, what);
+    cli_text_fill(out, "{'type':$,'text':$,", JSON(what == ITEM_REASONING ? "reasoning_text" : "output_text"),
+                  JSON_REST(text, empty ? text->length : 0));
     if (what == ITEM_MESSAGE) {
-        cli_text_printf(out, ",\"annotations\":[],\"logprobs\":[");
-        if (!empty && ex->ask.logprobs) voice_add_tokens(ex, c, 0, c->tokens_decided);
-        cli_text_printf(out, "]");
+        cli_text_fill(out, "'annotations':[],");
+        add_logprobs(ex, c, 0, empty ? 0 : c->tokens_decided);
     }
-    cli_text_printf(out, "}");
+    cli_text_fill(out, "}");
 }
 
 /* A called function's name, and the namespace that it came from. */
@@ -48,48 +56,44 @@ static void add_name(struct exchange *ex, const char *offered)
     const json_t *of = json_object_get(ex->ask.spaces, offered);
     const char *name = of ? json_string_value(json_object_get(of, "name")) : offered;
     const char *space = json_string_value(json_object_get(of, "namespace"));
-    cli_text_json(&ex->out, name, strlen(name));
-    if (!space) return;
-    voice_add_member(&ex->out, ",\"namespace\":", space);
+    cli_text_fill(&ex->out, "'name':$,", JSON(name));
+    if (space) cli_text_fill(&ex->out, "'namespace':$,", JSON(space));
 }
 
 /* An item, done or as it begins. */
 static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool done)
 {
+    char id[48];
     struct cli_text *out = &ex->out;
     const uint8_t what = c->items.what[index];
     const bool open = what >= ITEM_CALL && !c->calls[what - ITEM_CALL].ended;
     const bool cut = done && c->finish == HELM_FINISH_LENGTH && (what == ITEM_MESSAGE || open);
-    const char *status = !done ? "in_progress" : cut ? "incomplete" : "completed";
-    cli_text_printf(out, "{\"id\":");
-    add_item_id(ex, c, index);
-    cli_text_printf(out, ",\"status\":\"%s\",", status);
+    cli_text_fill(out, "{'id':$,'status':$,", item_id(ex, c, index, id),
+                  JSON(!done ? "in_progress"
+                       : cut ? "incomplete"
+                             : "completed"));
     if (what >= ITEM_CALL) {
         const size_t k = (size_t)what - ITEM_CALL;
-        cli_text_printf(out, "\"type\":\"function_call\",\"call_id\":\"%.5s%02x%02x\",\"name\":", ex->id,
-                        (unsigned)(c->index & 255), (unsigned)(k & 255));
+        const struct cli_text *arguments = &c->calls[k].arguments;
+        cli_text_fill(out, "'type':'function_call','call_id':$,", JSON(voice_call_id(ex, c, k, id)));
         add_name(ex, c->calls[k].name);
-        cli_text_printf(out, ",\"arguments\":");
-        cli_text_json(out, c->calls[k].arguments.data, done ? c->calls[k].arguments.length : 0);
-    } else {
-        cli_text_printf(out,
-                        what == ITEM_REASONING
-                            ? "\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":null,\"content\":["
-                            : "\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
-        if (done) add_part(ex, c, what, false);
-        cli_text_printf(out, "]");
+        cli_text_fill(out, "'arguments':$}", JSON_BYTES(arguments->data, done ? arguments->length : 0));
+        return;
     }
-    cli_text_printf(out, "}");
+    cli_text_fill(out, what == ITEM_REASONING
+                           ? "'type':'reasoning','summary':[],'encrypted_content':null,'content':["
+                           : "'type':'message','role':'assistant','content':[");
+    if (done) add_part(ex, c, what, false);
+    cli_text_fill(out, "]}");
 }
 
 static void add_usage(struct exchange *ex, const struct choice *c)
 {
     const uint32_t in = voice_prompt_tokens(ex), out = voice_completion_tokens(ex);
-    cli_text_printf(
-        &ex->out,
-        "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},\"output_tokens\":%u,"
-        "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%u}",
-        in, c->cached_tokens, out, c->thought_tokens, in + out);
+    cli_text_fill(&ex->out,
+                  "{'input_tokens':$,'input_tokens_details':{'cached_tokens':$},'output_tokens':$,"
+                  "'output_tokens_details':{'reasoning_tokens':$},'total_tokens':$}",
+                  JSON(in), JSON(c->cached_tokens), JSON(out), JSON(c->thought_tokens), JSON(in + out));
 }
 
 /* `status`: "in_progress", "failed", or NULL: as the choice ended. */
@@ -102,34 +106,30 @@ static void add_response(struct exchange *ex, const char *status)
     const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
     const size_t from = out->length;
     size_t items[sizeof c->items.what + 1] = {0}; /* where each begins; a comma follows each */
-    cli_text_printf(
-        out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
-        ex->id, (long long)ex->created,
-        status ? status
-        : cut  ? "incomplete"
-               : "completed");
-    voice_add_string(out, ex->gateway->model.name);
-    cli_text_printf(out, ",\"error\":");
-    if (ex->refusal.status) {
-        voice_add_member(out, "{\"code\":\"server_error\",\"message\":", ex->refusal.text);
-        cli_text_printf(out, "}");
-    } else {
-        cli_text_printf(out, "null");
-    }
-    cli_text_printf(out, ",\"incomplete_details\":%s,\"output\":[",
-                    cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    cli_text_fill(out, "{'id':'resp_$','object':'response','created_at':$,'status':$,'model':$,'error':",
+                  PLAIN(ex->id), JSON(ex->created),
+                  JSON(status ? status
+                       : cut  ? "incomplete"
+                              : "completed"),
+                  JSON(ex->gateway->model.name));
+    if (ex->refusal.status)
+        cli_text_fill(out, "{'code':'server_error','message':$}", JSON(ex->refusal.text));
+    else
+        cli_text_fill(out, "null");
+    cli_text_fill(out, ",'incomplete_details':$,'output':[",
+                  PLAIN(cut ? "{\"reason\":\"max_output_tokens\"}" : "null"));
     for (uint32_t i = 0; over && i < c->items.count; i++) {
         items[i] = out->length;
         add_item(ex, c, i, true);
-        items[i + 1] = out->length + 1;
-        if (i + 1 < c->items.count) cli_text_printf(out, ",");
+        cli_text_fill(out, ",");
+        items[i + 1] = out->length;
     }
-    cli_text_printf(out, "],\"usage\":");
+    cli_text_fill(out, "],'usage':");
     if (over)
         add_usage(ex, c);
     else
-        cli_text_printf(out, "null");
-    cli_text_add(out, ",", 1);
+        cli_text_fill(out, "null");
+    cli_text_fill(out, ",");
     cli_text_add(out, ex->ask.echo_text + 1, ex->ask.echo_bytes - 1); /* with its closing brace */
     if (over && ex->ask.store && !out->failed) keep(ex, from, items, c->items.count);
 }
@@ -162,26 +162,26 @@ static void keep(struct exchange *ex, size_t from, const size_t *items, size_t c
 
 static void begin_event(struct exchange *ex, const char *type)
 {
-    cli_text_printf(&ex->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type, type,
-                    ex->choices[0].items.sequence++);
+    cli_text_fill(&ex->out, "event: $\ndata: {'type':$,'sequence_number':$,", PLAIN(type), JSON(type),
+                  JSON(ex->choices[0].items.sequence++));
 }
 
 static void begin_item_event(struct exchange *ex, const struct choice *c, const char *type, uint32_t index)
 {
+    char id[48];
     begin_event(ex, type);
-    cli_text_printf(&ex->out, ",\"output_index\":%u,\"item_id\":", index);
-    add_item_id(ex, c, index);
+    cli_text_fill(&ex->out, "'output_index':$,'item_id':$,", JSON(index), item_id(ex, c, index, id));
 }
 
 static void end_event(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "}\n\n");
+    cli_text_fill(&ex->out, "}\n\n");
 }
 
 static void response_event(struct exchange *ex, const char *type, const char *status)
 {
     begin_event(ex, type);
-    cli_text_printf(&ex->out, ",\"response\":");
+    cli_text_fill(&ex->out, "'response':");
     add_response(ex, status);
     end_event(ex);
 }
@@ -189,7 +189,7 @@ static void response_event(struct exchange *ex, const char *type, const char *st
 static void item_event(struct exchange *ex, struct choice *c, uint32_t index, bool done)
 {
     begin_event(ex, done ? "response.output_item.done" : "response.output_item.added");
-    cli_text_printf(&ex->out, ",\"output_index\":%u,\"item\":", index);
+    cli_text_fill(&ex->out, "'output_index':$,'item':", JSON(index));
     add_item(ex, c, index, done);
     end_event(ex);
 }
@@ -197,8 +197,22 @@ static void item_event(struct exchange *ex, struct choice *c, uint32_t index, bo
 static void part_event(struct exchange *ex, struct choice *c, uint32_t index, bool done)
 {
     begin_item_event(ex, c, done ? "response.content_part.done" : "response.content_part.added", index);
-    cli_text_printf(&ex->out, ",\"content_index\":0,\"part\":");
+    cli_text_fill(&ex->out, "'content_index':0,'part':");
     add_part(ex, c, c->items.what[index], !done);
+    end_event(ex);
+}
+
+/* An item's text from byte `from` on, or (`done`) all of it. */
+static void text_event(struct exchange *ex, struct choice *c, uint32_t index, bool done, size_t from)
+{
+    const uint8_t what = c->items.what[index];
+    char type[40];
+    snprintf(type, sizeof type, "response.%s_text.%s", what == ITEM_REASONING ? "reasoning" : "output",
+             done ? "done" : "delta");
+    begin_item_event(ex, c, type, index);
+    cli_text_fill(&ex->out, "'content_index':0,'$':$,", PLAIN(done ? "text" : "delta"),
+                  JSON_REST(text_of(c, what), from));
+    if (what == ITEM_MESSAGE) add_logprobs(ex, c, done ? 0 : c->tokens_sent, c->tokens_decided);
     end_event(ex);
 }
 
@@ -234,55 +248,31 @@ static void close_item(struct exchange *ex, struct choice *c, uint8_t what)
     if (!c->items.open[what]) return;
     const uint32_t index = (uint32_t)find(c, what);
     c->items.open[what] = false;
-    begin_item_event(ex, c,
-                     what == ITEM_REASONING ? "response.reasoning_text.done" : "response.output_text.done",
-                     index);
-    cli_text_printf(&ex->out, ",\"content_index\":0,\"text\":");
-    add_text(&ex->out, what == ITEM_REASONING ? &c->thought : &c->text, 0);
-    if (what == ITEM_MESSAGE) {
-        cli_text_printf(&ex->out, ",\"logprobs\":[");
-        if (ex->ask.logprobs) voice_add_tokens(ex, c, 0, c->tokens_decided);
-        cli_text_printf(&ex->out, "]");
-    }
-    end_event(ex);
+    text_event(ex, c, index, true, 0);
     part_event(ex, c, index, true);
     item_event(ex, c, index, true);
 }
 
 static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, size_t *sent)
 {
-    const struct cli_text *text = what == ITEM_REASONING ? &c->thought : &c->text;
-    if (text->length == *sent) return;
-    const uint32_t index = open_item(ex, c, what);
-    begin_item_event(ex, c,
-                     what == ITEM_REASONING ? "response.reasoning_text.delta" : "response.output_text.delta",
-                     index);
-    cli_text_printf(&ex->out, ",\"content_index\":0,\"delta\":");
-    add_text(&ex->out, text, *sent);
-    if (what == ITEM_MESSAGE) {
-        cli_text_printf(&ex->out, ",\"logprobs\":[");
-        if (ex->ask.logprobs) voice_add_tokens(ex, c, c->tokens_sent, c->tokens_decided);
-        cli_text_printf(&ex->out, "]");
-        c->tokens_sent = c->tokens_decided;
-    }
-    end_event(ex);
-    *sent = text->length;
+    const size_t length = text_of(c, what)->length;
+    if (length == *sent) return;
+    text_event(ex, c, open_item(ex, c, what), false, *sent);
+    if (what == ITEM_MESSAGE) c->tokens_sent = c->tokens_decided;
+    *sent = length;
 }
 
 static void arguments_event(struct exchange *ex, struct choice *c, size_t k, bool done)
 {
-    const struct choice_call *call = &c->calls[k];
-    const size_t from = done ? 0 : c->arguments_sent;
+    const uint32_t index = (uint32_t)find(c, (uint8_t)(ITEM_CALL + k));
+    const struct cli_text *arguments = &c->calls[k].arguments;
     begin_item_event(ex, c,
                      done ? "response.function_call_arguments.done"
                           : "response.function_call_arguments.delta",
-                     (uint32_t)find(c, (uint8_t)(ITEM_CALL + k)));
-    if (done) {
-        cli_text_printf(&ex->out, ",\"name\":");
-        add_name(ex, call->name);
-    }
-    cli_text_printf(&ex->out, done ? ",\"arguments\":" : ",\"delta\":");
-    cli_text_json(&ex->out, call->arguments.data + from, call->arguments.length - from);
+                     index);
+    if (done) add_name(ex, c->calls[k].name);
+    cli_text_fill(&ex->out, "'$':$", PLAIN(done ? "arguments" : "delta"),
+                  JSON_REST(arguments, done ? 0 : c->arguments_sent));
     end_event(ex);
 }
 

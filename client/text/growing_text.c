@@ -1,12 +1,15 @@
 /* Text growing in memory. See growing_text.h. */
 #include "client/text/growing_text.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/printable.h"
+#include "common/base/utf8.h"
 
 /* Room for `more` bytes and a NUL after the text; NULL: none. */
 static char *text_reserve(struct cli_text *text, size_t more)
@@ -104,6 +107,105 @@ void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool
     }
     if (brackets) *to++ = ']';
     text_end(text, to);
+}
+
+/* ---- templates ---- */
+
+struct cli_value cli_value_bool(bool value)
+{
+    return PLAIN(value ? "true" : "false");
+}
+struct cli_value cli_value_string(const char *value)
+{
+    return value ? JSON_BYTES(value, strlen(value)) : PLAIN("null");
+}
+struct cli_value cli_value_real(double value)
+{
+    return cli_value_digits(value, 9);
+}
+
+static struct cli_value HELM_PRINTF(1, 2) number(const char *fmt, ...)
+{
+    struct cli_value value = {CLI_VALUE_PLAIN};
+    va_list ap;
+    va_start(ap, fmt);
+    value.length = (size_t)vsnprintf(value.number, sizeof value.number, fmt, ap);
+    va_end(ap);
+    return value;
+}
+
+/* JSON has no infinity: a token of probability zero gets the lowest value of a float. */
+static double in_json(double value)
+{
+    return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
+}
+
+struct cli_value cli_value_integer(int64_t value)
+{
+    return number("%" PRId64, value);
+}
+struct cli_value cli_value_whole(uint64_t value)
+{
+    return number("%" PRIu64, value);
+}
+struct cli_value cli_value_digits(double value, int digits)
+{
+    return number("%.*g", digits, in_json(value));
+}
+struct cli_value cli_value_fixed(double value, int digits)
+{
+    return number("%.*f", digits, in_json(value));
+}
+
+/* The text's characters; `other` in the place of those that may not be shown. */
+static void add_clean(struct cli_text *to, const struct cli_value *v, const char *other)
+{
+    for (size_t at = 0, bytes; at < v->length; at += bytes ? bytes : 1) {
+        bytes = printable_character(v->text + at, v->length - at);
+        cli_text_add(to, bytes ? v->text + at : other, bytes ? bytes : strlen(other));
+    }
+}
+
+static void add_value(struct cli_text *to, const struct cli_value *v)
+{
+    struct cli_text clean = {0};
+    if (v->kind == CLI_VALUE_PLAIN) {
+        cli_text_add(to, v->text ? v->text : v->number, v->length);
+    } else if (v->kind == CLI_VALUE_CLEAN) {
+        add_clean(to, v, "?");
+    } else if (utf8_is_valid(v->text, v->length)) {
+        cli_text_json(to, v->text, v->length);
+    } else { /* a few bytes of a file's name, say */
+        add_clean(&clean, v, "\xEF\xBF\xBD");
+        cli_text_json(to, clean.data, clean.length);
+        to->failed |= clean.failed;
+        cli_text_free(&clean);
+    }
+}
+
+void cli_text_add_template(struct cli_text *to, const char *marks, const char *template,
+                           const struct cli_value *values)
+{
+    for (const char *at = template;; at++) {
+        const size_t plain = strcspn(at, marks);
+        cli_text_add(to, at, plain);
+        at += plain;
+        const bool divided = to->length && to->data[to->length - 1] == ',';
+        if (!*at) return;
+        if (*at == '$') {
+            add_value(to, values++);
+        } else if (*at == '\'') {
+            cli_text_add(to, "\"", 1);
+        } else {
+            if (divided) to->length--;
+            cli_text_add(to, at, 1);
+        }
+    }
+}
+
+void cli_text_add_members(struct cli_text *text, const struct cli_member *members)
+{
+    for (; members->name; members++) cli_text_fill(text, "'$':$,", PLAIN(members->name), members->value);
 }
 
 void cli_text_free(struct cli_text *text)
