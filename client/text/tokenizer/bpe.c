@@ -290,11 +290,10 @@ static int find_whole(struct tok_bpe_work *work, const char *text, size_t length
     if (length > vocab->longest) return 0;
     if (work->bpe->byte_level) {
         work->spelled.length = 0;
-        int rc = tok_buffer_reserve(&work->spelled, 2 * length, err);
-        if (rc) return rc;
         for (size_t i = 0; i < length; i++)
-            work->spelled.length +=
-                utf8_put(tok_bytelevel_char((uint8_t)text[i]), work->spelled.data + work->spelled.length);
+            tok_buffer_append_char(&work->spelled, tok_bytelevel_char((uint8_t)text[i]));
+        int rc = tok_buffer_check(&work->spelled, err);
+        if (rc) return rc;
         text = work->spelled.data;
         length = work->spelled.length;
     }

@@ -28,126 +28,116 @@ struct helm_detokenizer {
     bool skip_special;
     struct tok_matcher matcher;
     struct tok_buffer out;
+    struct helm_err failed; /* by an expression; what a buffer lacks, it says itself */
     size_t stage_count;
     struct stage stages[];
 };
 
-static int feed(struct helm_detokenizer *d, size_t at, const char *text, size_t length, struct helm_err *err);
-static int end_token(struct helm_detokenizer *d, size_t at, struct helm_err *err);
+static void feed(struct helm_detokenizer *d, size_t at, const char *text, size_t length);
+static void end_token(struct helm_detokenizer *d, size_t at);
 
-static int feed_token(struct helm_detokenizer *d, size_t at, const char *text, size_t length,
-                      struct helm_err *err)
+static void feed_token(struct helm_detokenizer *d, size_t at, const char *text, size_t length)
 {
-    int rc = feed(d, at, text, length, err);
-    return rc ? rc : end_token(d, at, err);
+    feed(d, at, text, length);
+    end_token(d, at);
 }
 
-static int feed_strip(struct helm_detokenizer *d, size_t at, const char *text, size_t length,
-                      struct helm_err *err)
+static void feed_strip(struct helm_detokenizer *d, size_t at, const char *text, size_t length)
 {
     struct stage *stage = &d->stages[at];
     const struct tok_decoder *decoder = stage->decoder;
     stage->result.length = 0;
-    for (size_t i = 0; i < length;) {
+    for (size_t i = 0, step; i < length; i += step) {
         uint32_t codepoint;
-        size_t step = utf8_get(text + i, &codepoint);
-        int rc = 0;
+        step = utf8_get(text + i, &codepoint);
         if (codepoint == decoder->strip_char && !stage->inside && stage->stripped < decoder->strip_start) {
             stage->stripped++;
-        } else if (codepoint == decoder->strip_char) {
-            stage->inside = true;
-            if (stage->held < decoder->strip_stop)
-                stage->held++;
-            else
-                rc = tok_buffer_append(&stage->result, text + i, step, err);
-        } else {
-            stage->inside = true;
-            for (; stage->held && !rc; stage->held--)
-                rc = tok_buffer_append_char(&stage->result, decoder->strip_char, err);
-            if (!rc) rc = tok_buffer_append(&stage->result, text + i, step, err);
+            continue;
         }
-        if (rc) return rc;
-        i += step;
+        stage->inside = true;
+        if (codepoint == decoder->strip_char && stage->held < decoder->strip_stop) {
+            stage->held++;
+            continue;
+        }
+        for (; codepoint != decoder->strip_char && stage->held; stage->held--)
+            tok_buffer_append_char(&stage->result, decoder->strip_char);
+        tok_buffer_append(&stage->result, text + i, step);
     }
-    return feed(d, at + 1, stage->result.data, stage->result.length, err);
+    feed(d, at + 1, stage->result.data, stage->result.length);
 }
 
-static int feed_metaspace(struct helm_detokenizer *d, size_t at, const char *text, size_t length,
-                          struct helm_err *err)
+static void feed_metaspace(struct helm_detokenizer *d, size_t at, const char *text, size_t length)
 {
     struct stage *stage = &d->stages[at];
     bool drop = stage->index == 0 && stage->decoder->drop_first;
     stage->result.length = 0;
-    for (size_t i = 0; i < length;) {
+    for (size_t i = 0, step; i < length; i += step) {
         uint32_t codepoint;
-        size_t step = utf8_get(text + i, &codepoint);
-        int rc = 0;
+        step = utf8_get(text + i, &codepoint);
         if (codepoint != stage->decoder->replacement)
-            rc = tok_buffer_append(&stage->result, text + i, step, err);
+            tok_buffer_append(&stage->result, text + i, step);
         else if (!drop)
-            rc = tok_buffer_append(&stage->result, " ", 1, err);
-        if (rc) return rc;
-        i += step;
+            tok_buffer_append(&stage->result, " ", 1);
     }
-    return feed(d, at + 1, stage->result.data, stage->result.length, err);
+    feed(d, at + 1, stage->result.data, stage->result.length);
 }
 
 /* A chunk of the current token, whole characters only. */
-static int feed(struct helm_detokenizer *d, size_t at, const char *text, size_t length, struct helm_err *err)
+static void feed(struct helm_detokenizer *d, size_t at, const char *text, size_t length)
 {
-    if (at == d->stage_count) return tok_buffer_append(&d->out, text, length, err);
+    if (at == d->stage_count) {
+        tok_buffer_append(&d->out, text, length);
+        return;
+    }
     struct stage *stage = &d->stages[at];
     switch (stage->decoder->kind) {
     case TOK_DECODER_BYTE_LEVEL:
     case TOK_DECODER_BYTE_FALLBACK:
     case TOK_DECODER_REPLACE:
-        return tok_buffer_append(&stage->token, text, length, err);
+        tok_buffer_append(&stage->token, text, length);
+        break;
     case TOK_DECODER_FUSE:
-        return feed(d, at + 1, text, length, err);
+        feed(d, at + 1, text, length);
+        break;
     case TOK_DECODER_STRIP:
-        return feed_strip(d, at, text, length, err);
+        feed_strip(d, at, text, length);
+        break;
     case TOK_DECODER_METASPACE:
-        return feed_metaspace(d, at, text, length, err);
-    case TOK_DECODER_JOIN: {
-        int rc =
-            stage->index ? feed(d, at + 1, " ", 1, err) : 0; /* the only stage: tokens come in one chunk */
-        return rc ? rc : feed(d, at + 1, text, length, err);
+        feed_metaspace(d, at, text, length);
+        break;
+    case TOK_DECODER_JOIN: /* the only stage: tokens come in one chunk */
+        if (stage->index) feed(d, at + 1, " ", 1);
+        feed(d, at + 1, text, length);
+        break;
     }
-    }
-    return helm_fail(err, HELM_E_INTERNAL, "no such decoder");
 }
 
 /* The bytes that a token of the byte-level alphabet stands for; any other token stands for its own. */
-static int append_token_bytes(struct stage *stage, struct helm_err *err)
+static void append_token_bytes(struct stage *stage)
 {
     const struct tok_buffer *token = &stage->token;
     size_t before = stage->bytes.length;
-    int rc = tok_buffer_reserve(&stage->bytes, token->length, err);
-    if (rc) return rc;
     for (size_t i = 0; i < token->length;) {
         uint32_t codepoint;
         i += utf8_get(token->data + i, &codepoint);
-        int byte = tok_bytelevel_byte(codepoint);
+        const int byte = tok_bytelevel_byte(codepoint);
         if (byte < 0) {
             stage->bytes.length = before;
-            return tok_buffer_append(&stage->bytes, token->data, token->length, err);
+            tok_buffer_append(&stage->bytes, token->data, token->length);
+            return;
         }
-        stage->bytes.data[stage->bytes.length++] = (char)byte;
+        tok_buffer_append(&stage->bytes, &(char){(char)byte}, 1);
     }
-    return 0;
 }
 
-static int flush_characters(struct helm_detokenizer *d, size_t at, bool final, struct helm_err *err)
+static void flush_characters(struct helm_detokenizer *d, size_t at, bool final)
 {
     struct stage *stage = &d->stages[at];
-    size_t taken = 0;
     stage->result.length = 0;
-    int rc =
-        tok_utf8_append_lossy(&stage->result, stage->bytes.data, stage->bytes.length, final, &taken, err);
-    if (rc) return rc;
+    const size_t taken = tok_utf8_append_lossy(&stage->result, stage->bytes.data, stage->bytes.length, final);
     stage->bytes.length -= taken;
     if (stage->bytes.length) memmove(stage->bytes.data, stage->bytes.data + taken, stage->bytes.length);
-    return feed(d, at + 1, stage->result.data, stage->result.length, err);
+    feed(d, at + 1, stage->result.data, stage->result.length);
 }
 
 /* The byte of "<0x41>", or -1. */
@@ -160,114 +150,92 @@ static int byte_of_token(const struct tok_buffer *token)
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 
-static int flush_run(struct helm_detokenizer *d, size_t at, struct helm_err *err)
+static void flush_run(struct helm_detokenizer *d, size_t at)
 {
     struct stage *stage = &d->stages[at];
-    size_t count = stage->bytes.length;
-    int rc = 0;
-    if (count == 0) return 0;
+    const size_t count = stage->bytes.length;
+    if (count == 0) return;
     stage->bytes.length = 0;
-    if (utf8_is_valid(stage->bytes.data, count)) return feed_token(d, at + 1, stage->bytes.data, count, err);
-    for (size_t i = 0; i < count && !rc; i++) rc = feed_token(d, at + 1, "\xEF\xBF\xBD", 3, err);
-    return rc;
+    if (utf8_is_valid(stage->bytes.data, count)) {
+        feed_token(d, at + 1, stage->bytes.data, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) feed_token(d, at + 1, "\xEF\xBF\xBD", 3);
 }
 
-static int end_byte_fallback(struct helm_detokenizer *d, size_t at, struct helm_err *err)
+static void end_byte_fallback(struct helm_detokenizer *d, size_t at)
 {
     struct stage *stage = &d->stages[at];
-    int byte = byte_of_token(&stage->token);
+    const int byte = byte_of_token(&stage->token);
     if (byte >= 0) {
-        char c = (char)byte;
-        return tok_buffer_append(&stage->bytes, &c, 1, err);
+        tok_buffer_append(&stage->bytes, &(char){(char)byte}, 1);
+        return;
     }
-    int rc = flush_run(d, at, err);
-    return rc ? rc : feed_token(d, at + 1, stage->token.data, stage->token.length, err);
+    flush_run(d, at);
+    feed_token(d, at + 1, stage->token.data, stage->token.length);
 }
 
-static int end_replace(struct helm_detokenizer *d, size_t at, struct helm_err *err)
+static void end_replace(struct helm_detokenizer *d, size_t at)
 {
     struct stage *stage = &d->stages[at];
     const struct tok_slice token = {stage->token.data, stage->token.length};
     bool dropped;
     stage->result.length = 0;
-    int rc = token.length ? tok_pattern_replace(&stage->decoder->pattern, &stage->decoder->content,
-                                                &d->matcher, token, &stage->result, &dropped, err)
-                          : 0;
-    return rc ? rc : feed_token(d, at + 1, stage->result.data, stage->result.length, err);
+    if (token.length && !d->failed.code)
+        (void)!tok_pattern_replace(&stage->decoder->pattern, &stage->decoder->content, &d->matcher, token,
+                                   &stage->result, &dropped, &d->failed);
+    feed_token(d, at + 1, stage->result.data, stage->result.length);
 }
 
-static int end_token(struct helm_detokenizer *d, size_t at, struct helm_err *err)
+static void end_token(struct helm_detokenizer *d, size_t at)
 {
-    if (at == d->stage_count) return 0;
+    if (at == d->stage_count) return;
     struct stage *stage = &d->stages[at];
-    int rc = 0;
     switch (stage->decoder->kind) {
     case TOK_DECODER_BYTE_LEVEL:
-        rc = append_token_bytes(stage, err);
-        if (!rc) rc = flush_characters(d, at, false, err);
-        stage->token.length = 0;
-        return rc;
+        append_token_bytes(stage);
+        flush_characters(d, at, false);
+        break;
     case TOK_DECODER_BYTE_FALLBACK:
-        rc = end_byte_fallback(d, at, err);
-        stage->token.length = 0;
-        return rc;
+        end_byte_fallback(d, at);
+        break;
     case TOK_DECODER_REPLACE:
-        rc = end_replace(d, at, err);
-        stage->token.length = 0;
-        return rc;
+        end_replace(d, at);
+        break;
     case TOK_DECODER_FUSE:
-        return 0;
+        break;
     case TOK_DECODER_STRIP:
-        stage->stripped = 0;
-        stage->held = 0;
+        stage->stripped = stage->held = 0;
         stage->inside = false;
-        return end_token(d, at + 1, err);
+        end_token(d, at + 1);
+        break;
     case TOK_DECODER_METASPACE:
     case TOK_DECODER_JOIN:
         stage->index++;
-        return end_token(d, at + 1, err);
+        end_token(d, at + 1);
+        break;
     }
-    return helm_fail(err, HELM_E_INTERNAL, "no such decoder");
+    stage->token.length = 0;
 }
 
-static int end_list(struct helm_detokenizer *d, struct helm_err *err)
+static void end_list(struct helm_detokenizer *d)
 {
-    int rc = 0;
-    for (size_t at = 0; at < d->stage_count && !rc; at++) {
-        switch (d->stages[at].decoder->kind) {
-        case TOK_DECODER_BYTE_LEVEL:
-            rc = flush_characters(d, at, true, err);
-            if (!rc) rc = end_token(d, at + 1, err);
-            break;
-        case TOK_DECODER_BYTE_FALLBACK:
-            rc = flush_run(d, at, err);
-            break;
-        case TOK_DECODER_FUSE:
-            rc = end_token(d, at + 1, err);
-            break;
-        case TOK_DECODER_REPLACE:
-        case TOK_DECODER_STRIP:
-        case TOK_DECODER_METASPACE:
-        case TOK_DECODER_JOIN:
-            break;
-        }
+    for (size_t at = 0; at < d->stage_count; at++) {
+        const enum tok_decoder_kind kind = d->stages[at].decoder->kind;
+        if (kind == TOK_DECODER_BYTE_LEVEL) flush_characters(d, at, true);
+        if (kind == TOK_DECODER_BYTE_FALLBACK) flush_run(d, at);
+        if (kind == TOK_DECODER_BYTE_LEVEL || kind == TOK_DECODER_FUSE) end_token(d, at + 1);
     }
-    return rc;
 }
 
 static void reset(struct helm_detokenizer *d)
 {
     for (size_t i = 0; i < d->stage_count; i++) {
         struct stage *stage = &d->stages[i];
-        stage->token.length = 0;
-        stage->bytes.length = 0;
-        stage->index = 0;
-        stage->stripped = 0;
-        stage->held = 0;
+        stage->token.length = stage->bytes.length = stage->index = 0;
+        stage->stripped = stage->held = 0;
         stage->inside = false;
     }
-    d->matcher.deadline_ns = 0;
-    d->matcher.calls = 0;
 }
 
 int helm_detokenizer_open(const struct helm_tokenizer *tokenizer, unsigned flags,
@@ -300,17 +268,34 @@ void helm_detokenizer_close(struct helm_detokenizer *d)
     free(d);
 }
 
-static int push_id(struct helm_detokenizer *d, uint32_t id, struct helm_err *err)
+/* A call begins: each has its own budget of time. */
+static void begin(struct helm_detokenizer *d, const char **text, size_t *length)
+{
+    *text = "";
+    *length = 0;
+    d->out.length = 0;
+    d->matcher.deadline_ns = 0;
+    d->matcher.calls = 0;
+}
+
+static void push_id(struct helm_detokenizer *d, uint32_t id)
 {
     size_t length;
     const char *token = helm_tokenizer_id_to_token(d->tokenizer, id, &length);
-    if (!token || (d->skip_special && helm_tokenizer_is_special(d->tokenizer, id))) return 0;
-    return feed_token(d, 0, token, length, err);
+    if (token && !(d->skip_special && helm_tokenizer_is_special(d->tokenizer, id)))
+        feed_token(d, 0, token, length);
 }
 
+/* The text of this call, which ends with a NUL. */
 static int give(struct helm_detokenizer *d, const char **text, size_t *length, struct helm_err *err)
 {
-    int rc = tok_buffer_reserve(&d->out, 1, err);
+    int rc = d->failed.code ? helm_fail(err, d->failed.code, "%s", d->failed.text) : 0;
+    for (size_t i = 0; i < d->stage_count && !rc; i++) {
+        rc = tok_buffer_check(&d->stages[i].token, err);
+        if (!rc) rc = tok_buffer_check(&d->stages[i].bytes, err);
+        if (!rc) rc = tok_buffer_check(&d->stages[i].result, err);
+    }
+    if (!rc && !tok_buffer_reserve(&d->out, 1)) rc = tok_buffer_check(&d->out, err);
     if (rc) return rc;
     d->out.data[d->out.length] = '\0';
     *text = d->out.data;
@@ -321,41 +306,36 @@ static int give(struct helm_detokenizer *d, const char **text, size_t *length, s
 int helm_detokenizer_push(struct helm_detokenizer *d, uint32_t id, const char **text, size_t *length,
                           struct helm_err *err)
 {
-    *text = "";
-    *length = 0;
-    d->out.length = 0;
-    d->matcher.deadline_ns = 0; /* each call has its own budget */
-    d->matcher.calls = 0;
-    int rc = push_id(d, id, err);
-    return rc ? rc : give(d, text, length, err);
+    begin(d, text, length);
+    push_id(d, id);
+    return give(d, text, length, err);
 }
 
 int helm_detokenizer_finish(struct helm_detokenizer *d, const char **text, size_t *length,
                             struct helm_err *err)
 {
-    *text = "";
-    *length = 0;
-    d->out.length = 0;
-    int rc = end_list(d, err);
+    begin(d, text, length);
+    end_list(d);
     reset(d);
-    return rc ? rc : give(d, text, length, err);
+    return give(d, text, length, err);
 }
 
 int helm_tokenizer_decode(const struct helm_tokenizer *tokenizer, const uint32_t *ids, size_t count,
                           unsigned flags, char **text, size_t *length, struct helm_err *err)
 {
     struct helm_detokenizer *d;
+    const char *decoded;
+    size_t bytes;
     *text = NULL;
     if (length) *length = 0;
     int rc = helm_detokenizer_open(tokenizer, flags, &d, err);
     if (rc) return rc;
-    for (size_t i = 0; i < count && !rc; i++) rc = push_id(d, ids[i], err);
-    if (!rc) rc = end_list(d, err);
-    if (!rc) rc = tok_buffer_reserve(&d->out, 1, err);
+    for (size_t i = 0; i < count; i++) push_id(d, ids[i]);
+    end_list(d);
+    rc = give(d, &decoded, &bytes, err);
     if (!rc) {
-        d->out.data[d->out.length] = '\0';
         *text = d->out.data;
-        if (length) *length = d->out.length;
+        if (length) *length = bytes;
         d->out.data = NULL; /* the caller's now */
     }
     helm_detokenizer_close(d);
@@ -391,18 +371,19 @@ int helm_tokenizer_token_bytes(const struct helm_tokenizer *tokenizer, uint32_t 
     *bytes = NULL;
     *length = 0;
     const char *token = helm_tokenizer_id_to_token(tokenizer, id, &spelled);
-    int rc = tok_buffer_append(&stage.token, token ? token : "", spelled, err);
-    if (!rc && has_decoder(tokenizer, TOK_DECODER_BYTE_LEVEL)) {
-        rc = append_token_bytes(&stage, err);
-    } else if (!rc) {
-        const int byte = has_decoder(tokenizer, TOK_DECODER_BYTE_FALLBACK) ? byte_of_token(&stage.token) : -1;
-        const char c = (char)byte;
-        rc = byte >= 0 ? tok_buffer_append(&stage.bytes, &c, 1, err)
-                       : tok_buffer_append(&stage.bytes, stage.token.data, stage.token.length, err);
-        if (!rc && byte < 0 && !helm_tokenizer_is_special(tokenizer, id))
+    tok_buffer_append(&stage.token, token ? token : "", spelled);
+    const int byte = has_decoder(tokenizer, TOK_DECODER_BYTE_FALLBACK) ? byte_of_token(&stage.token) : -1;
+    if (has_decoder(tokenizer, TOK_DECODER_BYTE_LEVEL)) {
+        append_token_bytes(&stage);
+    } else if (byte >= 0) {
+        tok_buffer_append(&stage.bytes, &(char){(char)byte}, 1);
+    } else {
+        tok_buffer_append(&stage.bytes, stage.token.data, stage.token.length);
+        if (!helm_tokenizer_is_special(tokenizer, id))
             stage.bytes.length = put_spaces(stage.bytes.data, stage.bytes.length);
     }
-    if (!rc) rc = tok_buffer_reserve(&stage.bytes, 1, err);
+    int rc = tok_buffer_check(&stage.token, err);
+    if (!rc && !tok_buffer_reserve(&stage.bytes, 1)) rc = tok_buffer_check(&stage.bytes, err);
     if (!rc) {
         stage.bytes.data[stage.bytes.length] = '\0';
         *bytes = stage.bytes.data;

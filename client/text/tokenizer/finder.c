@@ -42,8 +42,7 @@ int tok_finder_add(struct tok_finder *finder, const char *text, size_t length, u
     if (!GROW(finder->keys, finder->key_count, finder->key_capacity))
         return helm_fail(err, HELM_E_NOMEM, "no memory for %u spellings", finder->key_count + 1);
     finder->bytes.limit = BYTES_MAX;
-    int rc = tok_buffer_reserve(&finder->bytes, length, err);
-    if (rc) return rc;
+    if (!tok_buffer_reserve(&finder->bytes, length)) return tok_buffer_check(&finder->bytes, err);
     char *to = finder->bytes.data + finder->bytes.length;
     for (size_t i = 0; i < length; i++) to[i] = text[length - 1 - i];
     finder->keys[finder->key_count++] =

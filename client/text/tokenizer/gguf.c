@@ -131,8 +131,8 @@ static int read_tokens(struct reading *r, const struct gguf_value *list)
             rc = helm_fail(r->err, HELM_E_FORMAT, "token %u is not UTF-8", id);
         else if (length) { /* one without a text is only a row of the model */
             const size_t offset = vocab->bytes.length;
-            rc = tok_buffer_append(&vocab->bytes, text, length, r->err);
-            if (!rc) rc = tok_vocab_spell(vocab, &tokens, id, offset, r->err);
+            tok_buffer_append(&vocab->bytes, text, length);
+            rc = tok_vocab_spell(vocab, &tokens, id, offset, r->err);
         }
     }
     if (!rc && !tokens.count) rc = helm_fail(r->err, HELM_E_FORMAT, "no token has a text");
@@ -188,7 +188,7 @@ static int read_merges(struct reading *r)
         if (length > 2 * TOK_ADDED_LENGTH_MAX + 1)
             rc = helm_fail(r->err, HELM_E_LIMIT, "merge %u has %llu bytes", rank, (unsigned long long)length);
         else
-            rc = tok_buffer_append(&joined, text, length, r->err);
+            tok_buffer_append(&joined, text, length);
         if (!rc && !tok_merge_cut(&joined, &split))
             rc = helm_fail(r->err, HELM_E_FORMAT, "merge %u is not two parts with one space", rank);
         if (!rc) rc = tok_vocab_merge_spelled(vocab, &joined, split, rank, r->err);

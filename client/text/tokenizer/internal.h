@@ -42,14 +42,16 @@ struct tok_buffer {
     size_t length;
     size_t capacity;
     size_t limit; /* 0: TOK_BUFFER_LIMIT */
+    int failed;   /* HELM_E_LIMIT or HELM_E_NOMEM: since then nothing was added */
 };
 
 void tok_buffer_free(struct tok_buffer *buffer);
-HELM_MUST_CHECK int tok_buffer_reserve(struct tok_buffer *buffer, size_t more, struct helm_err *err);
-HELM_MUST_CHECK int tok_buffer_append(struct tok_buffer *buffer, const char *bytes, size_t length,
-                                      struct helm_err *err);
-HELM_MUST_CHECK int tok_buffer_append_char(struct tok_buffer *buffer, uint32_t codepoint,
-                                           struct helm_err *err);
+/* Whether there is room for `more` bytes and a NUL. */
+bool tok_buffer_reserve(struct tok_buffer *buffer, size_t more);
+void tok_buffer_append(struct tok_buffer *buffer, const char *bytes, size_t length);
+void tok_buffer_append_char(struct tok_buffer *buffer, uint32_t codepoint);
+/* Whether all that was added is there: asked once, before the text is used. */
+HELM_MUST_CHECK int tok_buffer_check(const struct tok_buffer *buffer, struct helm_err *err);
 
 struct tok_ids {
     uint32_t *data;
@@ -59,10 +61,9 @@ struct tok_ids {
 HELM_MUST_CHECK int tok_ids_reserve(struct tok_ids *ids, size_t more, struct helm_err *err);
 HELM_MUST_CHECK int tok_ids_push(struct tok_ids *ids, uint32_t id, struct helm_err *err);
 
-/* Appends with U+FFFD for what is not UTF-8. Unless `final`, an unfinished last character is left: *taken
- * says how far. */
-HELM_MUST_CHECK int tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t length,
-                                          bool final, size_t *taken, struct helm_err *err);
+/* Appends with U+FFFD for what is not UTF-8. Unless `final`, an unfinished last character is left. Returns
+ * how many bytes were taken. */
+size_t tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t length, bool final);
 
 bool tok_char_is_space(uint32_t codepoint);   /* White_Space */
 bool tok_char_is_numeric(uint32_t codepoint); /* Nd, Nl, No */
@@ -96,7 +97,7 @@ struct tok_scan {
 };
 /* Consumes `wanted` after white space; false (nothing consumed) if something else is there. */
 bool tok_scan_take(struct tok_scan *scan, char wanted);
-/* A string; its decoded bytes are appended to `out`. */
+/* A string; its decoded bytes are appended to `out`, which the caller checks. */
 HELM_MUST_CHECK int tok_scan_string(struct tok_scan *scan, struct tok_buffer *out, struct helm_err *err);
 HELM_MUST_CHECK int tok_scan_id(struct tok_scan *scan, uint32_t *id, struct helm_err *err);
 int tok_scan_fail(const struct tok_scan *scan, const char *expected, struct helm_err *err);

@@ -96,7 +96,6 @@ int tok_json_cut(const char *text, size_t length, struct tok_buffer *rest, struc
     const char *end = text + length, *copied = text;
     const char *at = skip_space(text, end);
     struct member outer, inner;
-    int rc;
     *vocab = (struct tok_slice){0};
     *merges = (struct tok_slice){0};
     if (at < end && *at == '{') at++;
@@ -111,14 +110,13 @@ int tok_json_cut(const char *text, size_t length, struct tok_buffer *rest, struc
             /* A second one stays in the rest, where the parser reports the duplicate key. */
             if (found->text) continue;
             *found = (struct tok_slice){inner.value, (size_t)(inner.value_end - inner.value)};
-            rc = tok_buffer_append(rest, copied, (size_t)(inner.value - copied), err);
-            if (rc) return rc;
-            rc = tok_buffer_append(rest, is_vocab ? "{}" : "[]", 2, err);
-            if (rc) return rc;
+            tok_buffer_append(rest, copied, (size_t)(inner.value - copied));
+            tok_buffer_append(rest, is_vocab ? "{}" : "[]", 2);
             copied = inner.value_end;
         }
     }
-    return tok_buffer_append(rest, copied, (size_t)(end - copied), err);
+    tok_buffer_append(rest, copied, (size_t)(end - copied));
+    return tok_buffer_check(rest, err);
 }
 
 int tok_scan_fail(const struct tok_scan *scan, const char *expected, struct helm_err *err)
@@ -178,19 +176,16 @@ int tok_scan_string(struct tok_scan *scan, struct tok_buffer *out, struct helm_e
 {
     if (!tok_scan_take(scan, '"')) return tok_scan_fail(scan, "a string", err);
     const char *run = scan->at;
-    int rc;
     while (scan->at < scan->end) {
         uint8_t c = (uint8_t)*scan->at;
         if (c == '"' || c == '\\') {
-            rc = tok_buffer_append(out, run, (size_t)(scan->at - run), err);
-            if (rc) return rc;
+            tok_buffer_append(out, run, (size_t)(scan->at - run));
             scan->at++;
             if (c == '"') return 0;
             uint32_t codepoint = 0;
-            rc = scan_escape(scan, &codepoint, err);
+            int rc = scan_escape(scan, &codepoint, err);
             if (rc) return rc;
-            rc = tok_buffer_append_char(out, codepoint, err);
-            if (rc) return rc;
+            tok_buffer_append_char(out, codepoint);
             run = scan->at;
         } else if (c < 0x20) {
             return tok_scan_fail(scan, "no bare control character", err);

@@ -178,42 +178,36 @@ int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length, 
     json_t *root = NULL;
     uint32_t extra_id_end = 0;
     struct tok_added_spec *added = NULL;
-    const char *part = "tokenizer.json";
-    int rc;
+    static const struct {
+        const char *name;
+        int (*parse)(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err);
+    } steps[] = {{"normalizer", tok_parse_normalizer},
+                 {"pre_tokenizer", tok_parse_pretokenizer},
+                 {"decoder", tok_parse_decoder},
+                 {"post_processor", tok_parse_processor}};
+    const char *part = NULL;
     if (length > TOK_JSON_BYTES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "tokenizer.json: %zu bytes exceed the limit of %u", length,
                          TOK_JSON_BYTES_MAX);
-    rc = tok_json_cut(text, length, &rest, &vocab, &merges, err);
+    int rc = tok_json_cut(text, length, &rest, &vocab, &merges, err);
+    if (!rc) rc = json_parse_python("text", rest.data, rest.length, TOK_JSON_BYTES_MAX, &root, err);
+    if (!rc && !json_is_object(root)) rc = helm_fail(err, HELM_E_FORMAT, "not an object");
     if (rc) goto out;
-    rc = json_parse_python("text", rest.data, rest.length, TOK_JSON_BYTES_MAX, &root, err);
+    part = "added_tokens";
+    rc = read_all_added(json_object_get(root, part), &added, &extra_id_end, err);
     if (rc) goto out;
-    if (!json_is_object(root)) {
-        rc = helm_fail(err, HELM_E_FORMAT, "not an object");
-        goto out;
+    part = "model";
+    rc = read_model(tokenizer, json_object_get(root, part), &vocab, &merges, extra_id_end, err);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps && !rc; i++) {
+        part = steps[i].name;
+        rc = steps[i].parse(tokenizer, json_object_get(root, part), err);
     }
-    part = "tokenizer.json: added_tokens";
-    rc = read_all_added(json_object_get(root, "added_tokens"), &added, &extra_id_end, err);
-    if (rc) goto out;
-    part = "tokenizer.json: model";
-    rc = read_model(tokenizer, json_object_get(root, "model"), &vocab, &merges, extra_id_end, err);
-    if (rc) goto out;
-    part = "tokenizer.json: normalizer";
-    rc = tok_parse_normalizer(tokenizer, json_object_get(root, "normalizer"), err);
-    if (rc) goto out;
-    part = "tokenizer.json: pre_tokenizer";
-    rc = tok_parse_pretokenizer(tokenizer, json_object_get(root, "pre_tokenizer"), err);
     if (rc) goto out;
     tok_bpe_prepare(&tokenizer->bpe, &tokenizer->vocab);
-    part = "tokenizer.json: decoder";
-    rc = tok_parse_decoder(tokenizer, json_object_get(root, "decoder"), err);
-    if (rc) goto out;
-    part = "tokenizer.json: post_processor";
-    rc = tok_parse_processor(tokenizer, json_object_get(root, "post_processor"), err);
-    if (rc) goto out;
-    part = "tokenizer.json: added_tokens";
-    rc = tok_install_added(tokenizer, added, json_array_size(json_object_get(root, "added_tokens")), err);
+    part = "added_tokens";
+    rc = tok_install_added(tokenizer, added, json_array_size(json_object_get(root, part)), err);
 out:
-    if (rc) helm_err_prefix(err, "%s", part);
+    if (rc) helm_err_prefix(err, part ? "tokenizer.json: %s" : "tokenizer.json%s", part ? part : "");
     free(added);
     json_decref(root);
     tok_buffer_free(&rest);

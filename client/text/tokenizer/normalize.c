@@ -110,10 +110,7 @@ static int append_form(struct form_work *work, const char *run, size_t length, i
         if (composed < 0) return helm_fail(err, HELM_E_INTERNAL, "text cannot be composed");
         count = (size_t)composed;
     }
-    int rc = tok_buffer_reserve(out, count * 4, err);
-    if (rc) return rc;
-    for (size_t i = 0; i < count; i++)
-        out->length += utf8_put((uint32_t)work->codes[i], out->data + out->length);
+    for (size_t i = 0; i < count; i++) tok_buffer_append_char(out, (uint32_t)work->codes[i]);
     return 0;
 }
 
@@ -126,50 +123,42 @@ static int run_form(int options, const char *text, size_t length, struct tok_buf
         size_t other = at;
         while (other < length && (uint8_t)text[other] < 0x80) other++;
         size_t start = other > at && other < length ? other - 1 : other;
-        rc = tok_buffer_append(out, text + at, start - at, err);
+        tok_buffer_append(out, text + at, start - at);
         size_t end = other;
         while (end < length && (uint8_t)text[end] >= 0x80) end++;
-        if (!rc && start < end) rc = append_form(&work, text + start, end - start, options, out, err);
+        if (start < end) rc = append_form(&work, text + start, end - start, options, out, err);
         at = end;
     }
     form_work_free(&work);
     return rc;
 }
 
-static int run_lowercase(const char *text, size_t length, struct tok_buffer *out, struct helm_err *err)
+static void run_lowercase(const char *text, size_t length, struct tok_buffer *out)
 {
     for (size_t i = 0; i < length;) {
         uint32_t codepoint;
         i += utf8_get(text + i, &codepoint);
-        int rc;
         if (codepoint == 0x130) /* the one character whose lower case is two */
-            rc = tok_buffer_append(out, "i\xCC\x87", 3, err);
+            tok_buffer_append(out, "i\xCC\x87", 3);
         else
-            rc = tok_buffer_append_char(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)codepoint), err);
-        if (rc) return rc;
+            tok_buffer_append_char(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)codepoint));
     }
-    return 0;
 }
 
-static int run_strip_accents(const char *text, size_t length, struct tok_buffer *out, bool *dropped,
-                             struct helm_err *err)
+static void run_strip_accents(const char *text, size_t length, struct tok_buffer *out, bool *dropped)
 {
-    for (size_t i = 0; i < length;) {
+    for (size_t i = 0, step; i < length; i += step) {
         uint32_t codepoint;
-        size_t step = utf8_get(text + i, &codepoint);
-        if (!tok_char_is_mark(codepoint)) {
-            int rc = tok_buffer_append(out, text + i, step, err);
-            if (rc) return rc;
-        } else if (i == 0) {
+        step = utf8_get(text + i, &codepoint);
+        if (!tok_char_is_mark(codepoint))
+            tok_buffer_append(out, text + i, step);
+        else if (i == 0)
             *dropped = true;
-        }
-        i += step;
     }
-    return 0;
 }
 
-static int run_strip(const struct tok_normalizer *step, const char *text, size_t length,
-                     struct tok_buffer *out, bool *dropped, struct helm_err *err)
+static void run_strip(const struct tok_normalizer *step, const char *text, size_t length,
+                      struct tok_buffer *out, bool *dropped)
 {
     size_t start = 0, end = length;
     uint32_t codepoint;
@@ -184,7 +173,7 @@ static int run_strip(const struct tok_normalizer *step, const char *text, size_t
         if (!tok_char_is_space(codepoint)) break;
         end -= width;
     }
-    return tok_buffer_append(out, text + start, end - start, err);
+    tok_buffer_append(out, text + start, end - start);
 }
 
 static int run_one(const struct tok_normalizer *step, const char *text, size_t length,
@@ -200,20 +189,21 @@ static int run_one(const struct tok_normalizer *step, const char *text, size_t l
     case TOK_NORMALIZER_NFKD:
         return run_form(UTF8PROC_COMPAT, text, length, out, err);
     case TOK_NORMALIZER_PREPEND:
-        if (length) {
-            int rc = tok_buffer_append(out, step->content.data, step->content.length, err);
-            if (rc) return rc;
-        }
-        return tok_buffer_append(out, text, length, err);
+        if (length) tok_buffer_append(out, step->content.data, step->content.length);
+        tok_buffer_append(out, text, length);
+        return 0;
     case TOK_NORMALIZER_REPLACE:
         return tok_pattern_replace(&step->pattern, &step->content, matcher, (struct tok_slice){text, length},
                                    out, dropped, err);
     case TOK_NORMALIZER_LOWERCASE:
-        return run_lowercase(text, length, out, err);
+        run_lowercase(text, length, out);
+        return 0;
     case TOK_NORMALIZER_STRIP_ACCENTS:
-        return run_strip_accents(text, length, out, dropped, err);
+        run_strip_accents(text, length, out, dropped);
+        return 0;
     case TOK_NORMALIZER_STRIP:
-        return run_strip(step, text, length, out, dropped, err);
+        run_strip(step, text, length, out, dropped);
+        return 0;
     }
     return helm_fail(err, HELM_E_INTERNAL, "no such normalizer");
 }
@@ -229,10 +219,9 @@ static int normalize(const struct helm_tokenizer *tokenizer, struct tok_slice te
     for (size_t i = 0; i < tokenizer->normalizer_count && !rc; i++) {
         if (!prepend && tokenizer->normalizers[i].kind == TOK_NORMALIZER_PREPEND) continue;
         next.length = 0;
-        rc = tok_buffer_reserve(&next, text.length, err);
-        if (!rc)
-            rc = run_one(&tokenizer->normalizers[i], text.text, text.length, matcher, &next, dropped_start,
-                         err);
+        (void)tok_buffer_reserve(&next, text.length);
+        rc = run_one(&tokenizer->normalizers[i], text.text, text.length, matcher, &next, dropped_start, err);
+        if (!rc) rc = tok_buffer_check(&next, err);
         struct tok_buffer swap = *out;
         *out = next;
         next = swap;
@@ -254,7 +243,7 @@ int tok_normalize_inside(const struct helm_tokenizer *tokenizer, struct tok_slic
     bool dropped;
     out->limit = HELM_TOKENIZER_TEXT_LIMIT;
     out->length = 0;
-    const int rc =
-        tok_buffer_append(out, text.text, text.length, err); /* as it is, where no normalizer is left */
+    tok_buffer_append(out, text.text, text.length); /* as it is, where no normalizer is left */
+    const int rc = tok_buffer_check(out, err);
     return rc ? rc : normalize(tokenizer, text, false, matcher, out, &dropped, err);
 }

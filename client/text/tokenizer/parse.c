@@ -83,7 +83,8 @@ static int read_content(const json_t *item, const char *key, struct tok_buffer *
 {
     const json_t *text = json_object_get(item, key);
     if (!json_is_string(text)) return helm_fail(err, HELM_E_FORMAT, "'%s' is not a string", key);
-    return tok_buffer_append(content, json_string_value(text), json_string_length(text), err);
+    tok_buffer_append(content, json_string_value(text), json_string_length(text));
+    return tok_buffer_check(content, err);
 }
 
 static int read_char(const json_t *item, const char *key, uint32_t *codepoint, struct helm_err *err)

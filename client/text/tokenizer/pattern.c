@@ -53,10 +53,13 @@ int tok_pattern_open(struct tok_pattern *pattern, const char *text, size_t lengt
     if (length > TOK_PATTERN_MAX)
         return helm_fail(err, HELM_E_LIMIT, "a pattern of %zu bytes exceeds the limit of %d", length,
                          TOK_PATTERN_MAX);
-    if (!regex && length) return tok_buffer_append(&pattern->literal, text, length, err);
+    if (!regex && length) {
+        tok_buffer_append(&pattern->literal, text, length);
+        return tok_buffer_check(&pattern->literal, err);
+    }
     struct tok_buffer translated = {0}; /* the empty literal matches as the empty expression does */
-    int rc = tok_buffer_reserve(&translated, length * 4, err);
-    if (!rc) rc = tok_regex_translate(text, length, &translated, err);
+    (void)tok_buffer_reserve(&translated, length * 4);
+    int rc = tok_regex_translate(text, length, &translated, err);
     if (!rc) rc = compile(translated.data, translated.length, &pattern->code, err);
     tok_buffer_free(&translated);
     return rc;
@@ -191,10 +194,10 @@ int tok_pattern_replace(const struct tok_pattern *pattern, const struct tok_buff
     for (size_t done = 0;; done = search.end) {
         int rc = tok_pattern_next(pattern, matcher, &search, err);
         if (rc) return rc;
-        if (!search.found) return tok_buffer_append(out, text.text + done, text.length - done, err);
+        const size_t end = search.found ? search.start : text.length;
+        tok_buffer_append(out, text.text + done, end - done);
+        if (!search.found) return tok_buffer_check(out, err);
         if (search.start == 0 && search.end > 0 && content->length == 0) *dropped_start = true;
-        rc = tok_buffer_append(out, text.text + done, search.start - done, err);
-        if (!rc) rc = tok_buffer_append(out, content->data, content->length, err);
-        if (rc) return rc;
+        tok_buffer_append(out, content->data, content->length);
     }
 }

@@ -150,43 +150,39 @@ static int run_cutting(const struct tok_pretokenizer *step, struct tok_matcher *
 }
 
 /* Appends what becomes of one piece. */
-typedef int rewrite_fn(const struct tok_pretokenizer *step, const char *from, const struct tok_piece *piece,
-                       struct tok_buffer *out, struct helm_err *err);
+typedef void rewrite_fn(const struct tok_pretokenizer *step, const char *from, const struct tok_piece *piece,
+                        struct tok_buffer *out);
 
-static int rewrite_metaspace(const struct tok_pretokenizer *step, const char *from,
-                             const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+static void rewrite_metaspace(const struct tok_pretokenizer *step, const char *from,
+                              const struct tok_piece *piece, struct tok_buffer *out)
 {
     bool has = from[0] == ' ' || (piece->length >= step->replacement_length &&
                                   memcmp(from, step->replacement, step->replacement_length) == 0);
     bool wants = step->prepend == TOK_PREPEND_ALWAYS || (step->prepend == TOK_PREPEND_FIRST && piece->first);
-    int rc = 0;
-    if (wants && !has) rc = tok_buffer_append(out, step->replacement, step->replacement_length, err);
-    for (size_t at = 0; at < piece->length && !rc;) {
+    if (wants && !has) tok_buffer_append(out, step->replacement, step->replacement_length);
+    for (size_t at = 0; at < piece->length;) {
         const char *space = memchr(from + at, ' ', piece->length - at);
         size_t run = space ? (size_t)(space - from) - at : piece->length - at;
-        rc = tok_buffer_append(out, from + at, run, err);
-        if (!rc && space) rc = tok_buffer_append(out, step->replacement, step->replacement_length, err);
+        tok_buffer_append(out, from + at, run);
+        if (space) tok_buffer_append(out, step->replacement, step->replacement_length);
         at += run + (space != NULL);
     }
-    return rc;
 }
 
-static int rewrite_prefix_space(const struct tok_pretokenizer *step, const char *from,
-                                const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+static void rewrite_prefix_space(const struct tok_pretokenizer *step, const char *from,
+                                 const struct tok_piece *piece, struct tok_buffer *out)
 {
     (void)step;
-    int rc = from[0] == ' ' ? 0 : tok_buffer_append(out, " ", 1, err);
-    return rc ? rc : tok_buffer_append(out, from, piece->length, err);
+    if (from[0] != ' ') tok_buffer_append(out, " ", 1);
+    tok_buffer_append(out, from, piece->length);
 }
 
-static int rewrite_byte_alphabet(const struct tok_pretokenizer *step, const char *from,
-                                 const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+static void rewrite_byte_alphabet(const struct tok_pretokenizer *step, const char *from,
+                                  const struct tok_piece *piece, struct tok_buffer *out)
 {
     (void)step;
-    int rc = 0;
-    for (size_t k = 0; k < piece->length && !rc; k++)
-        rc = tok_buffer_append_char(out, tok_bytelevel_char((uint8_t)from[k]), err);
-    return rc;
+    for (size_t k = 0; k < piece->length; k++)
+        tok_buffer_append_char(out, tok_bytelevel_char((uint8_t)from[k]));
 }
 
 /* Rewrites every piece; the new text is the source from then on. */
@@ -198,12 +194,13 @@ static int run_rewriting(const struct tok_pretokenizer *step, rewrite_fn *rewrit
     for (size_t i = 0; i < words->pieces.count; i++) {
         const struct tok_piece *piece = &words->pieces.data[i];
         size_t start = text->length;
-        int rc = rewrite(step, words->source + piece->offset, piece, text, err);
-        if (!rc)
-            rc = tok_pieces_push(&words->spare_pieces, start, text->length, HELM_TOKENIZER_NO_ID,
+        rewrite(step, words->source + piece->offset, piece, text);
+        int rc = tok_pieces_push(&words->spare_pieces, start, text->length, HELM_TOKENIZER_NO_ID,
                                  piece->first, err);
         if (rc) return rc;
     }
+    int rc = tok_buffer_check(text, err);
+    if (rc) return rc;
     swap = words->text;
     words->text = words->spare_text;
     words->spare_text = swap;

@@ -33,14 +33,15 @@ struct translation {
 
 static int put(struct translation *t, const char *text)
 {
-    return tok_buffer_append(t->out, text, strlen(text), t->err);
+    tok_buffer_append(t->out, text, strlen(text));
+    return 0;
 }
 
 static int copy(struct translation *t, size_t length)
 {
-    int rc = tok_buffer_append(t->out, t->at, length, t->err);
+    tok_buffer_append(t->out, t->at, length);
     t->at += length;
-    return rc;
+    return 0;
 }
 
 static int refuse(struct translation *t, size_t length)
@@ -224,11 +225,7 @@ static int translate_group(struct translation *t)
      */
     bool whole = close == ')' && t->at == t->start;
     if (length == 2 || (close != ':' && !whole)) return refuse(t, length + 1);
-    for (size_t i = 0; i <= length; i++) {
-        char option = t->at[i] == 'm' ? 's' : t->at[i];
-        int rc = tok_buffer_append(t->out, &option, 1, t->err);
-        if (rc) return rc;
-    }
+    for (size_t i = 0; i <= length; i++) tok_buffer_append(t->out, t->at[i] == 'm' ? "s" : &t->at[i], 1);
     t->at += length + 1;
     return 0;
 }
@@ -279,5 +276,5 @@ int tok_regex_translate(const char *pattern, size_t length, struct tok_buffer *o
             break;
         }
     }
-    return rc;
+    return rc ? rc : tok_buffer_check(out, err);
 }

@@ -15,37 +15,46 @@ void tok_buffer_free(struct tok_buffer *buffer)
 }
 
 /* Keeps one byte beyond the capacity asked for, so that callers may always write a NUL. */
-int tok_buffer_reserve(struct tok_buffer *buffer, size_t more, struct helm_err *err)
+bool tok_buffer_reserve(struct tok_buffer *buffer, size_t more)
 {
-    if (buffer->data && more <= buffer->capacity - buffer->length) return 0;
+    if (buffer->failed || (buffer->data && more <= buffer->capacity - buffer->length)) return !buffer->failed;
     size_t limit = buffer->limit ? buffer->limit : TOK_BUFFER_LIMIT;
-    if (more > limit || buffer->length > limit - more)
-        return helm_fail(err, HELM_E_LIMIT, "text grows beyond the limit of %zu bytes", limit);
-    size_t wanted = buffer->length + more;
+    if (more > limit || buffer->length > limit - more) {
+        buffer->failed = HELM_E_LIMIT;
+        return false;
+    }
     size_t capacity = buffer->capacity < 64 ? 64 : buffer->capacity;
-    while (capacity < wanted) capacity *= 2;
+    while (capacity < buffer->length + more) capacity *= 2;
     char *data = realloc(buffer->data, capacity + 1);
-    if (!data) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu bytes of text", capacity);
+    if (!data) {
+        buffer->failed = HELM_E_NOMEM;
+        return false;
+    }
     buffer->data = data;
     buffer->capacity = capacity;
-    return 0;
+    return true;
 }
 
-int tok_buffer_append(struct tok_buffer *buffer, const char *bytes, size_t length, struct helm_err *err)
+void tok_buffer_append(struct tok_buffer *buffer, const char *bytes, size_t length)
 {
-    int rc = tok_buffer_reserve(buffer, length, err);
-    if (rc) return rc;
-    if (length) memcpy(buffer->data + buffer->length, bytes, length);
+    if (!tok_buffer_reserve(buffer, length) || !length) return;
+    memcpy(buffer->data + buffer->length, bytes, length);
     buffer->length += length;
-    return 0;
 }
 
-int tok_buffer_append_char(struct tok_buffer *buffer, uint32_t codepoint, struct helm_err *err)
+void tok_buffer_append_char(struct tok_buffer *buffer, uint32_t codepoint)
 {
-    int rc = tok_buffer_reserve(buffer, 4, err);
-    if (rc) return rc;
-    buffer->length += utf8_put(codepoint, buffer->data + buffer->length);
-    return 0;
+    if (tok_buffer_reserve(buffer, 4)) buffer->length += utf8_put(codepoint, buffer->data + buffer->length);
+}
+
+int tok_buffer_check(const struct tok_buffer *buffer, struct helm_err *err)
+{
+    if (buffer->failed == HELM_E_LIMIT)
+        return helm_fail(err, HELM_E_LIMIT, "text grows beyond the limit of %zu bytes",
+                         buffer->limit ? buffer->limit : TOK_BUFFER_LIMIT);
+    return buffer->failed
+               ? helm_fail(err, HELM_E_NOMEM, "no memory for more than %zu bytes of text", buffer->capacity)
+               : 0;
 }
 
 int tok_ids_reserve(struct tok_ids *ids, size_t more, struct helm_err *err)
@@ -77,12 +86,9 @@ int tok_pieces_push(struct tok_pieces *pieces, size_t start, size_t end, uint32_
     return 0;
 }
 
-int tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t length, bool final, size_t *taken,
-                          struct helm_err *err)
+size_t tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t length, bool final)
 {
     size_t good = 0, at = 0; /* bytes[good..at) is valid and not yet copied */
-    *taken = 0;
-    if (length == 0) return 0; /* bytes may be NULL */
     while (at < length) {
         enum utf8_state state;
         size_t step = utf8_step(bytes + at, length - at, &state);
@@ -90,17 +96,14 @@ int tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t leng
             at += step;
             continue;
         }
-        int rc = tok_buffer_append(out, bytes + good, at - good, err);
-        if (rc) return rc;
+        tok_buffer_append(out, bytes + good, at - good);
         good = at;
         if (state == UTF8_INCOMPLETE && !final) break;
-        rc = tok_buffer_append(out, "\xEF\xBF\xBD", 3, err);
-        if (rc) return rc;
-        at += step;
-        good = at;
+        tok_buffer_append(out, "\xEF\xBF\xBD", 3);
+        good = at += step;
     }
-    *taken = at;
-    return tok_buffer_append(out, bytes + good, at - good, err);
+    tok_buffer_append(out, bytes + good, at - good);
+    return at;
 }
 
 bool tok_char_is_space(uint32_t c)

@@ -251,8 +251,8 @@ static int encode(const struct helm_tokenizer *tokenizer, struct tok_slice given
     int rc = tok_bpe_work_open(tokenizer, !e.parse_added || marks, &e.ids, &e.work, err);
     if (rc) return rc;
     if (!utf8_is_valid(text, length)) {
-        size_t taken;
-        rc = tok_utf8_append_lossy(&repaired, text, length, true, &taken, err);
+        (void)tok_utf8_append_lossy(&repaired, text, length, true);
+        rc = tok_buffer_check(&repaired, err);
         text = repaired.data;
         length = repaired.length;
     }

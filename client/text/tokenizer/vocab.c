@@ -112,7 +112,8 @@ int tok_vocab_spell(struct tok_vocab *vocab, struct tok_token_list *list, uint32
         return helm_fail(err, HELM_E_NOMEM, "no memory for %zu tokens", list->count + 1);
     list->items[list->count++] =
         (struct tok_listed){id, (uint32_t)offset, (uint32_t)(vocab->bytes.length - offset)};
-    return tok_buffer_append(&vocab->bytes, "", 1, err);
+    tok_buffer_append(&vocab->bytes, "", 1);
+    return 0;
 }
 
 /* Reads {"spelling": id, ...} into bytes and list. */
@@ -156,6 +157,8 @@ static int insert_token(struct tok_vocab *vocab, uint32_t id, struct helm_err *e
 int tok_vocab_index(struct tok_vocab *vocab, const struct tok_token_list *list, uint32_t extra_id_end,
                     struct helm_err *err)
 {
+    int rc = tok_buffer_check(&vocab->bytes, err);
+    if (rc) return rc;
     vocab->id_end = extra_id_end;
     for (size_t i = 0; i < list->count; i++) {
         if (list->items[i].id >= vocab->id_end) vocab->id_end = list->items[i].id + 1;
@@ -178,7 +181,7 @@ int tok_vocab_index(struct tok_vocab *vocab, const struct tok_token_list *list, 
         entry->offset = item->offset;
         entry->length = item->length;
         entry->flags = TOK_ENTRY_PRESENT;
-        int rc = insert_token(vocab, item->id, err);
+        rc = insert_token(vocab, item->id, err);
         if (rc) return rc;
     }
     return 0;
@@ -188,8 +191,8 @@ int tok_vocab_load(struct tok_vocab *vocab, const struct tok_slice *json, uint32
                    struct helm_err *err)
 {
     struct tok_token_list list = {0};
-    int rc = tok_buffer_reserve(&vocab->bytes, json->length, err);
-    if (!rc) rc = read_vocab(vocab, json, &list, err);
+    (void)tok_buffer_reserve(&vocab->bytes, json->length);
+    int rc = read_vocab(vocab, json, &list, err);
     if (!rc && (rc = tok_vocab_index(vocab, &list, extra_id_end, err))) helm_err_prefix(err, "model.vocab");
     tok_token_list_free(&list);
     return rc;
@@ -200,12 +203,10 @@ int tok_vocab_name_id(struct tok_vocab *vocab, uint32_t id, const char *text, si
 {
     struct tok_entry *entry = &vocab->entries[id];
     size_t offset = vocab->bytes.length;
-    int rc = tok_buffer_append(&vocab->bytes, text, length, err);
-    if (rc) return rc;
-    rc = tok_buffer_append(&vocab->bytes, "", 1, err);
-    if (rc) return rc;
+    tok_buffer_append(&vocab->bytes, text, length);
+    tok_buffer_append(&vocab->bytes, "", 1);
     *entry = (struct tok_entry){(uint32_t)offset, (uint32_t)length & 0x1FFFFFFFu, TOK_ENTRY_PRESENT};
-    return 0;
+    return tok_buffer_check(&vocab->bytes, err);
 }
 
 int tok_vocab_reserve_merges(struct tok_vocab *vocab, size_t count, struct helm_err *err)
@@ -235,6 +236,8 @@ int tok_vocab_add_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, 
 int tok_vocab_merge_spelled(struct tok_vocab *vocab, const struct tok_buffer *joined, size_t split,
                             uint32_t rank, struct helm_err *err)
 {
+    int rc = tok_buffer_check(joined, err);
+    if (rc) return rc;
     uint32_t left = tok_vocab_find(vocab, joined->data, split);
     uint32_t right = tok_vocab_find(vocab, joined->data + split, joined->length - split);
     uint32_t whole = tok_vocab_find(vocab, joined->data, joined->length);
@@ -305,8 +308,6 @@ int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
         goto out;
     }
     if (tok_scan_take(&scan, ']')) goto out;
-    rc = tok_buffer_reserve(&joined, 64, err);
-    if (rc) goto out;
     uint32_t rank = 0;
     size_t entries = 0;
     do {
