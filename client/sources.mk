@@ -61,7 +61,6 @@ LIBHELM_SRC := \
   client/text/jinja/filters.c \
   client/text/jinja/filters_seq.c \
   client/text/jinja/format.c \
-  client/text/jinja/format_fields.c \
   client/text/jinja/functions.c \
   client/text/jinja/lex.c \
   client/text/jinja/methods.c \

@@ -2,7 +2,6 @@
  * others their place in its queue. See exchange.h. Callbacks come from inside helm_dispatch, as exchange.c's
  * do. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "client/gateway/gateway.h"
@@ -61,30 +60,16 @@ static void on_token(void *user, uint64_t request, const struct helm_token *toke
 static void on_done(void *user, uint64_t request, const struct helm_done *done)
 {
     struct choice *c = user;
-    char text[HELM_ERR_TEXT];
-    const bool failed = done->finish == HELM_FINISH_ERROR;
     (void)request;
     choice_closed(c);
     if (c->exchange->over || c->exchange->dropped) return;
-    if (c->exchange->ask.kind == ASK_RERANK && done->finish < HELM_FINISH_CANCELLED) {
-        if (c->score >= 0)
-            finish(c);
-        else
-            exchange_fail(c->exchange, HELM_E_INTERNAL,
-                          "helmd does not say the logprobs of given tokens: it is older than this gateway");
-        return;
-    }
-    snprintf(text, sizeof text, "the request %s%s%s", failed ? "failed" : "was cancelled",
-             *done->detail ? ": " : "", done->detail);
-    exchange_fail(c->exchange, failed ? HELM_E_INTERNAL : HELM_E_CANCELLED, text);
-}
-
-static void on_error(void *user, uint64_t request, int code, const char *text)
-{
-    struct choice *c = user;
-    (void)request;
-    choice_closed(c);
-    if (!c->exchange->over && !c->exchange->dropped) exchange_fail(c->exchange, code, text);
+    if (c->exchange->ask.kind != ASK_RERANK || done->finish >= HELM_FINISH_CANCELLED)
+        exchange_broken(c, "request", done);
+    else if (c->score >= 0)
+        finish(c);
+    else
+        exchange_fail(c->exchange, HELM_E_INTERNAL,
+                      "helmd does not say the logprobs of given tokens: it is older than this gateway");
 }
 
 static int send_one(struct choice *c, const char *label, const struct helm_callbacks *callbacks,
@@ -121,13 +106,12 @@ int embedding_send(struct exchange *ex, struct helm_err *err)
 {
     static const struct helm_callbacks callbacks = {.token = on_token,
                                                     .done = on_done,
-                                                    .error = on_error,
+                                                    .error = exchange_on_error,
                                                     .embedding = on_embedding};
-    const struct ask *ask = &ex->ask;
     char label[ASK_LABEL + 1];
     uint32_t open = 0;
     int rc = 0;
-    snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
+    exchange_label(ex, label);
     for (uint32_t i = 0; i < ex->accepted; i++) open += ex->choices[i].number != 0;
     while (rc == 0 && open < EMBEDDING_AT_ONCE && ex->accepted < ex->choice_count) {
         rc = send_one(&ex->choices[ex->accepted++], label, &callbacks, err);

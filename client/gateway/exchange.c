@@ -67,6 +67,20 @@ void exchange_fail(struct exchange *ex, int code, const char *text)
     exchange_refuse(ex);
 }
 
+void exchange_broken(struct choice *c, const char *what, const struct helm_done *done)
+{
+    const bool failed = done->finish == HELM_FINISH_ERROR;
+    char text[HELM_ERR_TEXT];
+    snprintf(text, sizeof text, "the %s %s%s%s", what, failed ? "failed" : "was cancelled",
+             *done->detail ? ": " : "", done->detail);
+    exchange_fail(c->exchange, failed ? HELM_E_INTERNAL : HELM_E_CANCELLED, text);
+}
+
+void exchange_label(const struct exchange *ex, char label[ASK_LABEL + 1])
+{
+    snprintf(label, ASK_LABEL + 1, "gateway%s%.48s", *ex->ask.label ? ":" : "", ex->ask.label);
+}
+
 static void note_end(struct exchange *ex)
 {
     struct metrics *m = &ex->gateway->metrics;
@@ -215,19 +229,14 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
     c->drafted_tokens = done->drafted_tokens;
     c->accepted_tokens = done->accepted_tokens;
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED) {
-        char text[HELM_ERR_TEXT];
-        snprintf(text, sizeof text, "the generation %s%s%s",
-                 done->finish == HELM_FINISH_ERROR ? "failed" : "was cancelled", *done->detail ? ": " : "",
-                 done->detail);
-        exchange_fail(c->exchange, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED,
-                      text);
+        exchange_broken(c, "generation", done);
         return;
     }
     choice_finish(c, done->finish);
     exchange_finished(c);
 }
 
-static void on_error(void *user, uint64_t request, int code, const char *text)
+void exchange_on_error(void *user, uint64_t request, int code, const char *text)
 {
     struct choice *c = user;
     (void)request;
@@ -241,7 +250,7 @@ static int send_choice(struct choice *c, struct helm_err *err)
     const struct ask *ask = &c->exchange->ask;
     const struct ask_model *model = &c->exchange->gateway->model;
     char label[ASK_LABEL + 1];
-    snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
+    exchange_label(c->exchange, label);
     struct helm_generate_request what = {
         .prompt = ask->prompt[c->prompt].ids,
         .prompt_count = ask->prompt[c->prompt].count,
@@ -267,7 +276,7 @@ static int send_choice(struct choice *c, struct helm_err *err)
     const struct helm_callbacks callbacks = {.accepted = on_accepted,
                                              .token = on_token,
                                              .done = on_done,
-                                             .error = on_error};
+                                             .error = exchange_on_error};
     int rc = choice_open(c, err);
     if (rc == 0)
         rc = helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
@@ -297,11 +306,12 @@ void exchange_start(struct exchange *ex)
         return;
     }
     bodies_free(ex);
-    if (ex->refusal.status || ex->gone) {
-        if (ex->gone)
-            exchange_drop(ex, "the client went away");
-        else
-            exchange_refuse(ex);
+    if (ex->gone) {
+        exchange_drop(ex, "the client went away");
+        return;
+    }
+    if (ex->refusal.status) {
+        exchange_refuse(ex);
         return;
     }
     if (*ex->ask.ignored) log_debug("%.8s ignored: %s", ex->id, ex->ask.ignored);

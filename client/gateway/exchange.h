@@ -169,6 +169,12 @@ void exchange_drop(struct exchange *exchange, const char *why);
 void exchange_finished(struct choice *choice);
 /* Ends it with a code of libhelm. */
 void exchange_fail(struct exchange *exchange, int code, const char *text);
+/* The daemon ended a choice's work (`what`) before it was done, and says how. */
+void exchange_broken(struct choice *choice, const char *what, const struct helm_done *done);
+/* helm_callbacks.error of a choice. */
+void exchange_on_error(void *choice, uint64_t request, int code, const char *text);
+/* The exchange's name in helmd's list of requests. */
+void exchange_label(const struct exchange *exchange, char label[ASK_LABEL + 1]);
 /* Gives everything back; libmicrohttpd is through with it. */
 void exchange_free(struct exchange *exchange);
 

@@ -24,11 +24,8 @@ void metrics_observe(struct metrics_histogram *h, double seconds)
 static void write_histogram(struct cli_text *out, const char *name, const struct metrics_histogram *h,
                             const char *help)
 {
-    const struct exposition_histogram histogram = {.bound = bounds,
-                                                   .count = h->bucket,
-                                                   .bounds = METRICS_BUCKETS,
-                                                   .sum = h->sum};
-    exposition_histogram(out, name, &histogram, help);
+    exposition_histogram(out, name, &(struct helm_histogram){bounds, h->bucket, METRICS_BUCKETS + 1, h->sum},
+                         help);
 }
 
 static void write_requests(struct cli_text *out, const struct metrics *m)

@@ -1,5 +1,6 @@
 /* Embeddings in OpenAI's and Ollama's dialects: one piece, no stream. See voice.h. */
-#include <string.h>
+#include <sodium.h>
+#include <stdlib.h>
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
@@ -15,19 +16,16 @@ static void add_floats(struct cli_text *out, const struct choice *c)
 /* The numbers' bytes, little-endian fp32 (RFC 4648, section 4). */
 static void add_base64(struct cli_text *out, const struct choice *c)
 {
-    static const char letter[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *bytes = (const unsigned char *)c->embedding;
-    const size_t count = c->embedding_count * sizeof *c->embedding;
-    cli_text_add(out, "\"", 1);
-    for (size_t i = 0; i < count; i += 3) {
-        const size_t left = count - i;
-        const uint32_t three = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
-                               (left > 2 ? bytes[i + 2] : 0);
-        const char four[4] = {letter[three >> 18], letter[three >> 12 & 63],
-                              left > 1 ? letter[three >> 6 & 63] : '=', left > 2 ? letter[three & 63] : '='};
-        cli_text_add(out, four, 4);
+    const size_t bytes = c->embedding_count * sizeof *c->embedding,
+                 space = sodium_base64_encoded_len(bytes, sodium_base64_VARIANT_ORIGINAL);
+    char *text = malloc(space);
+    if (text) {
+        sodium_bin2base64(text, space, (const unsigned char *)c->embedding, bytes,
+                          sodium_base64_VARIANT_ORIGINAL);
+        cli_text_fill(out, "'$'", PLAIN(text));
     }
-    cli_text_add(out, "\"", 1);
+    out->failed |= !text;
+    free(text);
 }
 
 static void openai_whole(struct exchange *ex)

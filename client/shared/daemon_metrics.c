@@ -11,22 +11,23 @@
 
 /* ---- one sample each -------------------------------------------------------------------------------- */
 
+/* A family of named counts; none without any. */
+static void write_counts(const char *name, const char *label, const struct helm_count *counts, size_t count,
+                         const char *help, struct cli_text *out)
+{
+    if (count) exposition_family(out, name, "counter", help);
+    for (size_t i = 0; i < count; i++)
+        exposition_sample(out, name, label, counts[i].name, (double)counts[i].count);
+}
+
 static void write_requests(const struct helm_status *s, struct cli_text *out)
 {
     exposition_counter(out, "helm_requests_total", (double)s->requests_total,
                        "Generations that helmd took, of all clients.");
-    if (s->ended_count)
-        exposition_family(out, "helm_requests_ended_total", "counter",
-                          "Generations that are over, by their end.");
-    for (size_t i = 0; i < s->ended_count; i++)
-        exposition_sample(out, "helm_requests_ended_total", "end", s->ended[i].name,
-                          (double)s->ended[i].count);
-    if (s->refused_count)
-        exposition_family(out, "helm_refusals_total", "counter",
-                          "Messages of clients that helmd answered with an error, by its code.");
-    for (size_t i = 0; i < s->refused_count; i++)
-        exposition_sample(out, "helm_refusals_total", "code", s->refused[i].name,
-                          (double)s->refused[i].count);
+    write_counts("helm_requests_ended_total", "end", s->ended, s->ended_count,
+                 "Generations that are over, by their end.", out);
+    write_counts("helm_refusals_total", "code", s->refused, s->refused_count,
+                 "Messages of clients that helmd answered with an error, by its code.", out);
     exposition_gauge(out, "helm_requests_running", s->running, "Sequences that have a slot.");
     exposition_gauge(out, "helm_requests_queued", s->queued, "Requests that wait for a slot.");
     exposition_gauge(out, "helm_queue_limit", s->queue_limit, "Requests that may wait.");
@@ -99,17 +100,6 @@ static void write_experts(const struct helm_status *s, struct cli_text *out)
 
 /* ---- time ------------------------------------------------------------------------------------------- */
 
-static void write_histogram(const char *name, const struct helm_histogram *h, const char *help,
-                            struct cli_text *out)
-{
-    if (!h->bucket_count) return; /* an older daemon keeps none */
-    const struct exposition_histogram histogram = {.bound = h->bounds,
-                                                   .count = h->counts,
-                                                   .bounds = h->bucket_count - 1,
-                                                   .sum = h->sum};
-    exposition_histogram(out, name, &histogram, help);
-}
-
 static double busy_of(const struct helm_status *s, const char *worker)
 {
     double sum = 0;
@@ -121,13 +111,14 @@ static double busy_of(const struct helm_status *s, const char *worker)
 static void write_time(const struct helm_status *s, struct cli_text *out)
 {
     static const char resource[] = "helm_resource_seconds_total", part[] = "helm_operation_seconds_total";
-    write_histogram("helm_queue_seconds", &s->queue_seconds, "From a request's admission to its slot.", out);
-    write_histogram("helm_time_to_first_token_seconds", &s->ttft_seconds,
-                    "From a request's admission to its first token (TTFT).", out);
-    write_histogram("helm_time_per_output_token_seconds", &s->tpot_seconds,
-                    "A request's mean time per token after the first (TPOT).", out);
-    write_histogram("helm_step_sequences", &s->step_sequences, "Sequences that a step computed (batch).",
-                    out);
+    exposition_histogram(out, "helm_queue_seconds", &s->queue_seconds,
+                         "From a request's admission to its slot.");
+    exposition_histogram(out, "helm_time_to_first_token_seconds", &s->ttft_seconds,
+                         "From a request's admission to its first token (TTFT).");
+    exposition_histogram(out, "helm_time_per_output_token_seconds", &s->tpot_seconds,
+                         "A request's mean time per token after the first (TPOT).");
+    exposition_histogram(out, "helm_step_sequences", &s->step_sequences,
+                         "Sequences that a step computed (batch).");
     exposition_counter(out, "helm_steps_total", (double)s->steps_total, "Steps of the model.");
     exposition_counter(out, "helm_step_seconds_total", s->seconds_steps,
                        "Time in which a step was under way.");

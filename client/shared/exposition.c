@@ -49,16 +49,17 @@ void exposition_gauge(struct cli_text *out, const char *name, double number, con
     exposition_sample(out, name, NULL, NULL, number);
 }
 
-void exposition_histogram(struct cli_text *out, const char *name, const struct exposition_histogram *h,
+void exposition_histogram(struct cli_text *out, const char *name, const struct helm_histogram *h,
                           const char *help)
 {
     uint64_t sum = 0;
+    if (!h->bucket_count) return;
     exposition_family(out, name, "histogram", help);
-    for (size_t i = 0; i < h->bounds; i++) {
-        sum += h->count[i];
-        cli_text_printf(out, "%s_bucket{le=\"%g\"} %" PRIu64 "\n", name, h->bound[i], sum);
+    for (size_t i = 0; i + 1 < h->bucket_count; i++) {
+        sum += h->counts[i];
+        cli_text_printf(out, "%s_bucket{le=\"%g\"} %" PRIu64 "\n", name, h->bounds[i], sum);
     }
-    sum += h->count[h->bounds];
+    sum += h->counts[h->bucket_count - 1];
     cli_text_printf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n%s_sum ", name, sum, name);
     add_number(out, h->sum);
     cli_text_printf(out, "\n%s_count %" PRIu64 "\n", name, sum);

@@ -17,12 +17,7 @@ void exposition_sample(struct cli_text *out, const char *name, const char *label
 void exposition_counter(struct cli_text *out, const char *name, double number, const char *help);
 void exposition_gauge(struct cli_text *out, const char *name, double number, const char *help);
 
-/* A family that is one histogram. `counts`: [bounds + 1] of each bucket alone. Exposition adds them up. */
-struct exposition_histogram {
-    const double *bound;
-    const uint64_t *count;
-    size_t bounds;
-    double sum;
-};
-void exposition_histogram(struct cli_text *out, const char *name,
-                          const struct exposition_histogram *histogram, const char *help);
+/* A family that is one histogram, whose counts are of each bucket alone: they are added up here. One without
+ * buckets is left out. */
+void exposition_histogram(struct cli_text *out, const char *name, const struct helm_histogram *histogram,
+                          const char *help);

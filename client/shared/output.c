@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/base/grow.h"
 #include "common/base/printable.h"
 
 void cli_complain(const char *text)
@@ -65,35 +66,26 @@ int cli_write(const void *data, size_t bytes, struct helm_err *err)
 
 int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err)
 {
-    size_t space = 65536, used = 0;
-    char *data = malloc(space);
+    char part[65536];
+    struct cli_text all = {0};
+    ssize_t n;
+    int rc = 0;
     *text = NULL;
     *length = 0;
-    for (;;) {
-        if (data && used + 1 >= space) {
-            space *= 2;
-            char *grown = realloc(data, space);
-            if (!grown) free(data);
-            data = grown;
-        }
-        if (!data) return helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
-        ssize_t n = read(fd, data + used, space - used - 1);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            if (n == 0) break;
-            int rc = helm_fail_errno(err, "reading %s", what);
-            free(data);
-            return rc;
-        }
-        used += (size_t)n;
-        if (used > CLI_TEXT_MAX) {
-            free(data);
-            return helm_fail(err, HELM_E_LIMIT, "%s is longer than %zu bytes", what, CLI_TEXT_MAX);
-        }
+    cli_text_add(&all, "", 0);
+    while (!rc && (n = read(fd, part, sizeof part)) != 0) {
+        if (n > 0) cli_text_add(&all, part, (size_t)n);
+        if (n < 0 && errno != EINTR) rc = helm_fail_errno(err, "reading %s", what);
+        if (all.failed) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
+        if (all.length > CLI_TEXT_MAX)
+            rc = helm_fail(err, HELM_E_LIMIT, "%s is longer than %zu bytes", what, CLI_TEXT_MAX);
     }
-    data[used] = 0;
-    *text = data;
-    *length = used;
+    if (rc) {
+        cli_text_free(&all);
+        return rc;
+    }
+    *text = all.data;
+    *length = all.length;
     return 0;
 }
 
@@ -105,7 +97,8 @@ static bool is_separator(char c)
 int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids, size_t *count,
                   struct helm_err *err)
 {
-    size_t begin = 0, end = length, used = 0, space = 64;
+    size_t begin = 0, end = length, space = 0;
+    int rc = 0;
     *ids = NULL;
     *count = 0;
     while (begin < end && is_separator(text[begin])) begin++;
@@ -114,9 +107,7 @@ int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **
         begin++;
         end--;
     }
-    uint32_t *list = malloc(space * sizeof *list);
-    if (!list) return helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
-    for (size_t i = begin; i < end;) {
+    for (size_t i = begin; !rc && i < end;) {
         if (is_separator(text[i])) {
             i++;
             continue;
@@ -125,25 +116,22 @@ int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **
         size_t from = i;
         while (i < end && text[i] >= '0' && text[i] <= '9' && value <= UINT32_MAX)
             value = value * 10 + (uint64_t)(text[i++] - '0');
-        if (i == from || value > UINT32_MAX || (i < end && !is_separator(text[i]))) {
-            free(list);
-            return helm_fail(err, HELM_E_USAGE, "%s: no token id (0 to %u) at byte %zu", what, UINT32_MAX,
-                             from);
-        }
-        if (used == space) {
-            space *= 2;
-            uint32_t *grown = realloc(list, space * sizeof *list);
-            if (!grown) {
-                free(list);
-                return helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
-            }
-            list = grown;
-        }
-        list[used++] = (uint32_t)value;
+        if (i == from || value > UINT32_MAX || (i < end && !is_separator(text[i])))
+            rc =
+                helm_fail(err, HELM_E_USAGE, "%s: no token id (0 to %u) at byte %zu", what, UINT32_MAX, from);
+        else if (!GROW(*ids, *count, space))
+            rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
+        else
+            (*ids)[(*count)++] = (uint32_t)value;
     }
-    *ids = list;
-    *count = used;
-    return 0;
+    if (!rc && !*ids && !(*ids = malloc(sizeof **ids)))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
+    if (rc) {
+        free(*ids);
+        *ids = NULL;
+        *count = 0;
+    }
+    return rc;
 }
 
 int cli_read_ids(const char *tokens, const char *tokens_file, uint32_t **ids, size_t *count,

@@ -68,7 +68,7 @@ struct jinja_bound {
 };
 
 /* The end of each table is a NULL name. */
-/* "text".format(...): jinja/format_fields.c */
+/* "text".format(...): jinja/format.c */
 struct jinja_value jinja_format_fields(const struct jinja_callable *c);
 
 extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_text_methods[],

@@ -9,7 +9,7 @@
  *   ops      operators, attributes, subscripts
  *   eval     expressions and calls; exec: statements
  *   filters, filters_seq, tests, methods, methods_text, functions: what templates may call; format,
- *     format_fields: "%" and format
+ *     format: "%" and format
  *
  * Semantics are Jinja2 3.1's, over Python's values. Where they differ: computing with whole numbers beyond 64
  * bits is an error (those of JSON are printed and compared as they are), upper and lower case map one
