@@ -47,7 +47,6 @@ struct jinja_call {
  * JINJA_ABSENT), or, with `raw`, the call as it stands. `self`: what it is applied to. */
 struct jinja_callable {
     struct jinja_run *run;
-    struct jinja_scope *scope;
     const char *name;
     int which;
     struct jinja_value self;
@@ -78,29 +77,27 @@ extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[
 const struct jinja_function *jinja_find_function(const struct jinja_function *table,
                                                  const struct jinja_value *name);
 /* By name; one that does not exist is HELM_E_UNSUPPORTED. */
-struct jinja_value jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope,
-                                      const struct jinja_value *name, struct jinja_value input,
-                                      const struct jinja_call *call);
-bool jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_value *name,
-                      struct jinja_value input, const struct jinja_call *call);
-struct jinja_value jinja_call_value(struct jinja_run *run, struct jinja_scope *scope,
-                                    const struct jinja_value *callee, const struct jinja_call *call);
+struct jinja_value jinja_apply_filter(struct jinja_run *run, const struct jinja_value *name,
+                                      struct jinja_value input, const struct jinja_call *call);
+bool jinja_apply_test(struct jinja_run *run, const struct jinja_value *name, struct jinja_value input,
+                      const struct jinja_call *call);
+struct jinja_value jinja_call_value(struct jinja_run *run, const struct jinja_value *callee,
+                                    const struct jinja_call *call);
 
-struct jinja_value jinja_eval(struct jinja_run *run, struct jinja_scope *scope,
-                              const struct jinja_node *node);
+struct jinja_value jinja_eval(struct jinja_run *run, const struct jinja_node *node);
 /* The filters of a filter or set block, over the text that its body made. */
-struct jinja_value jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope,
-                                    const struct jinja_node *node, struct jinja_value piped);
-struct jinja_call jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope,
-                                       const struct jinja_arguments *args);
+struct jinja_value jinja_eval_piped(struct jinja_run *run, const struct jinja_node *node,
+                                    struct jinja_value piped);
+struct jinja_call jinja_eval_arguments(struct jinja_run *run, const struct jinja_arguments *args);
 
 /* The text that a macro's body makes. */
 struct jinja_value jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
                                     const struct jinja_call *call);
 
-struct jinja_scope *jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer);
-void jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
-                     struct jinja_value value);
+/* A new innermost scope in `outer`. Returns the one before, which becomes run->scope again. */
+struct jinja_scope *jinja_scope_enter(struct jinja_run *run, struct jinja_scope *outer);
+/* In the innermost scope. */
+void jinja_scope_set(struct jinja_run *run, struct jinja_value name, struct jinja_value value);
 
 /* false: the loop variable has no such attribute. */
 bool jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *loop,

@@ -7,33 +7,38 @@
 
 /* A statement's order to its loop, beside going on. */
 enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
-static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
-                      struct jinja_buffer *out);
+static enum flow exec(struct jinja_run *run, const struct jinja_nodes *body, struct jinja_buffer *out);
+
+/* The same in a scope of its own. */
+static enum flow exec_inside(struct jinja_run *run, const struct jinja_nodes *body, struct jinja_buffer *out)
+{
+    struct jinja_scope *before = jinja_scope_enter(run, run->scope);
+    const enum flow flow = exec(run, body, out);
+    run->scope = before;
+    return flow;
+}
 
 /* ---- assigning */
 
-static void assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                   struct jinja_value value);
+static void assign(struct jinja_run *run, const struct jinja_node *target, struct jinja_value value);
 
-static void unpack(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                   struct jinja_value value)
+static void unpack(struct jinja_run *run, const struct jinja_node *target, struct jinja_value value)
 {
     const struct jinja_list *items = jinja_collect(run, value, JINJA_LIST_TUPLE);
     if (items->count != target->list.count)
         jinja_fail(run, HELM_E_FORMAT, "%zu values cannot be unpacked into %zu names", items->count,
                    target->list.count);
-    for (size_t i = 0; i < items->count; i++) assign(run, scope, target->list.item[i], items->item[i]);
+    for (size_t i = 0; i < items->count; i++) assign(run, target->list.item[i], items->item[i]);
 }
 
-static void assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                   struct jinja_value value)
+static void assign(struct jinja_run *run, const struct jinja_node *target, struct jinja_value value)
 {
     if (target->kind == JINJA_NODE_TUPLE) {
-        unpack(run, scope, target, value);
+        unpack(run, target, value);
     } else if (target->kind == JINJA_NODE_NAME) {
-        jinja_scope_set(run, scope, target->value, value);
+        jinja_scope_set(run, target->value, value);
     } else {
-        const struct jinja_value object = jinja_eval(run, scope, target->a);
+        const struct jinja_value object = jinja_eval(run, target->a);
         if (object.type != JINJA_NAMESPACE)
             jinja_fail(run, HELM_E_FORMAT, "cannot assign attribute on non-namespace object");
         jinja_dict_set(run, object.as.dict, target->value, value);
@@ -46,9 +51,10 @@ static void assign(struct jinja_run *run, struct jinja_scope *scope, const struc
 static bool passes(struct jinja_run *run, struct jinja_loop *loop, struct jinja_value item)
 {
     if (!loop->node->c) return true;
-    struct jinja_scope *scope = jinja_scope_new(run, loop->scope);
-    assign(run, scope, loop->node->a, item);
-    const struct jinja_value holds = jinja_eval(run, scope, loop->node->c);
+    struct jinja_scope *before = jinja_scope_enter(run, loop->scope);
+    assign(run, loop->node->a, item);
+    const struct jinja_value holds = jinja_eval(run, loop->node->c);
+    run->scope = before;
     return jinja_truth(&holds);
 }
 
@@ -62,24 +68,25 @@ static void loop_fill(struct jinja_run *run, struct jinja_loop *loop, size_t cou
     }
 }
 
-static enum flow exec_for(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                          struct jinja_buffer *out)
+static enum flow exec_for(struct jinja_run *run, const struct jinja_node *node, struct jinja_buffer *out)
 {
     struct jinja_loop *loop = jinja_alloc(run, sizeof *loop);
     const struct jinja_value name = jinja_text("loop", 4), value = {.type = JINJA_LOOP, .as.loop = loop};
-    *loop = (struct jinja_loop){.node = node, .scope = scope, .changed.type = JINJA_ABSENT};
-    loop->source = jinja_iterate(run, jinja_eval(run, scope, node->b));
+    *loop = (struct jinja_loop){.node = node, .scope = run->scope, .changed.type = JINJA_ABSENT};
+    loop->source = jinja_iterate(run, jinja_eval(run, node->b));
     loop->taken = jinja_list_new(run, JINJA_LIST_PLAIN, 0);
     for (loop->index0 = 0;; loop->index0++) {
         loop_fill(run, loop, loop->index0 + 1);
         if (loop->taken->count <= loop->index0) break;
-        struct jinja_scope *inner = jinja_scope_new(run, scope);
-        jinja_scope_set(run, inner, name, value);
-        assign(run, inner, node->a, loop->taken->item[loop->index0]);
-        if (exec(run, inner, &node->list, out) == FLOW_BREAK) return FLOW_NEXT;
+        jinja_scope_enter(run, loop->scope);
+        jinja_scope_set(run, name, value);
+        assign(run, node->a, loop->taken->item[loop->index0]);
+        const enum flow flow = exec(run, &node->list, out);
+        run->scope = loop->scope;
+        if (flow == FLOW_BREAK) return FLOW_NEXT;
     }
     if (loop->taken->count || !node->other.count) return FLOW_NEXT;
-    return exec(run, jinja_scope_new(run, scope), &node->other, out); /* its flow is for an outer loop */
+    return exec_inside(run, &node->other, out); /* its flow is for an outer loop */
 }
 
 enum loop_attribute {
@@ -134,8 +141,8 @@ bool jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value
 /* ---- macros */
 
 /* varargs, kwargs and caller, for a macro that uses them; what it does not use may not be given. */
-static void bind_rest(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
-                      const struct jinja_call *call, const bool *used)
+static void bind_rest(struct jinja_run *run, const struct jinja_node *node, const struct jinja_call *call,
+                      const bool *used)
 {
     struct jinja_value caller = jinja_undefined(run, "No caller defined");
     struct jinja_list *varargs = jinja_list_new(run, JINJA_LIST_TUPLE, 0);
@@ -158,13 +165,13 @@ static void bind_rest(struct jinja_run *run, const struct jinja_node *node, stru
         jinja_fail(run, HELM_E_FORMAT, "macro '%.*s' takes not more than %zu arguments",
                    (int)name->as.text.bytes, name->as.text.data, node->other.count);
     if (node->op & JINJA_MACRO_USES_VARARGS)
-        jinja_scope_set(run, scope, jinja_text("varargs", 7), jinja_list_value(varargs));
+        jinja_scope_set(run, jinja_text("varargs", 7), jinja_list_value(varargs));
     if (node->op & JINJA_MACRO_USES_KWARGS)
-        jinja_scope_set(run, scope, jinja_text("kwargs", 6), jinja_dict_value(kwargs));
-    if (node->op & JINJA_MACRO_USES_CALLER) jinja_scope_set(run, scope, jinja_text("caller", 6), caller);
+        jinja_scope_set(run, jinja_text("kwargs", 6), jinja_dict_value(kwargs));
+    if (node->op & JINJA_MACRO_USES_CALLER) jinja_scope_set(run, jinja_text("caller", 6), caller);
 }
 
-static void bind_parameters(struct jinja_run *run, const struct jinja_node *node, struct jinja_scope *scope,
+static void bind_parameters(struct jinja_run *run, const struct jinja_node *node,
                             const struct jinja_call *call)
 {
     size_t count = node->other.count, defaults = node->args->positional.count;
@@ -180,13 +187,13 @@ static void bind_parameters(struct jinja_run *run, const struct jinja_node *node
             used[k] = true;
         }
         if (value.type == JINJA_ABSENT && i + defaults >= count)
-            value = jinja_eval(run, scope, node->args->positional.item[i + defaults - count]);
+            value = jinja_eval(run, node->args->positional.item[i + defaults - count]);
         else if (value.type == JINJA_ABSENT)
             value = jinja_undefined(run, "parameter '%.*s' was not provided", (int)name->as.text.bytes,
                                     name->as.text.data);
-        jinja_scope_set(run, scope, *name, value);
+        jinja_scope_set(run, *name, value);
     }
-    bind_rest(run, node, scope, call, used);
+    bind_rest(run, node, call, used);
 }
 
 struct jinja_value jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
@@ -195,26 +202,25 @@ struct jinja_value jinja_call_macro(struct jinja_run *run, const struct jinja_ma
     struct jinja_buffer buffer = {0};
     if (++run->macro_depth > JINJA_NESTING_MAX)
         jinja_fail(run, HELM_E_LIMIT, "macros call each other deeper than %d", JINJA_NESTING_MAX);
-    struct jinja_scope *scope = jinja_scope_new(run, macro->scope);
-    bind_parameters(run, macro->node, scope, call);
-    (void)exec(run, scope, &macro->node->list, &buffer);
+    struct jinja_scope *before = jinja_scope_enter(run, macro->scope);
+    bind_parameters(run, macro->node, call);
+    (void)exec(run, &macro->node->list, &buffer);
+    run->scope = before;
     run->macro_depth--;
     return jinja_buffer_text(&buffer);
 }
 
-static struct jinja_value make_macro(struct jinja_run *run, struct jinja_scope *scope,
-                                     const struct jinja_node *node)
+static struct jinja_value make_macro(struct jinja_run *run, const struct jinja_node *node)
 {
     struct jinja_macro *macro = jinja_alloc(run, sizeof *macro);
-    *macro = (struct jinja_macro){node, scope};
+    *macro = (struct jinja_macro){node, run->scope};
     return (struct jinja_value){.type = JINJA_MACRO, .as.macro = macro};
 }
 
-static void exec_call_block(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                            struct jinja_buffer *out)
+static void exec_call_block(struct jinja_run *run, const struct jinja_node *node, struct jinja_buffer *out)
 {
-    const struct jinja_value callee = jinja_eval(run, scope, node->a->a);
-    struct jinja_call call = jinja_eval_arguments(run, scope, node->a->args);
+    const struct jinja_value callee = jinja_eval(run, node->a->a);
+    struct jinja_call call = jinja_eval_arguments(run, node->a->args);
     size_t count = call.keyword_count;
     struct jinja_value *names = jinja_alloc(run, 2 * (count + 1) * sizeof *names),
                        *values = names + count + 1;
@@ -223,50 +229,52 @@ static void exec_call_block(struct jinja_run *run, struct jinja_scope *scope, co
         values[i] = call.keyword_values[i];
     }
     names[count] = jinja_text("caller", 6);
-    values[count] = make_macro(run, scope, node->b);
+    values[count] = make_macro(run, node->b);
     call.keyword_names = names;
     call.keyword_values = values;
     call.keyword_count = count + 1;
-    const struct jinja_value result = jinja_call_value(run, scope, &callee, &call);
+    const struct jinja_value result = jinja_call_value(run, &callee, &call);
     jinja_print(run, out, &result);
 }
 
 /* ---- the other statements */
 
-static enum flow exec_if(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                         struct jinja_buffer *out)
+static enum flow exec_if(struct jinja_run *run, const struct jinja_node *node, struct jinja_buffer *out)
 {
     for (size_t i = 0; i < node->list.count; i++) {
         const struct jinja_node *branch = node->list.item[i];
-        const struct jinja_value holds = branch->a ? jinja_eval(run, scope, branch->a) : jinja_bool(true);
-        if (jinja_truth(&holds)) return exec(run, scope, &branch->list, out);
+        const struct jinja_value holds = branch->a ? jinja_eval(run, branch->a) : jinja_bool(true);
+        if (jinja_truth(&holds)) return exec(run, &branch->list, out);
     }
     return FLOW_NEXT;
 }
 
 /* A body's text, and the filters over it. */
-static enum flow capture(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                         struct jinja_value *out)
+static enum flow capture(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out)
 {
     struct jinja_buffer buffer = {0};
-    const enum flow flow = exec(run, jinja_scope_new(run, scope), &node->list, &buffer);
+    const enum flow flow = exec_inside(run, &node->list, &buffer);
     *out = jinja_buffer_text(&buffer);
-    if (!flow && node->b) *out = jinja_eval_piped(run, scope, node->b, *out);
+    if (!flow && node->b) *out = jinja_eval_piped(run, node->b, *out);
     return flow;
 }
 
-static enum flow exec_with(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                           struct jinja_buffer *out)
+static enum flow exec_with(struct jinja_run *run, const struct jinja_node *node, struct jinja_buffer *out)
 {
-    struct jinja_scope *inner = jinja_scope_new(run, scope);
+    struct jinja_scope *outer = jinja_scope_enter(run, run->scope), *inner = run->scope;
     /* values are evaluated outside: one does not see another's name */
-    for (size_t i = 0; i + 1 < node->other.count; i += 2)
-        assign(run, inner, node->other.item[i], jinja_eval(run, scope, node->other.item[i + 1]));
-    return exec(run, inner, &node->list, out);
+    for (size_t i = 0; i + 1 < node->other.count; i += 2) {
+        run->scope = outer;
+        const struct jinja_value value = jinja_eval(run, node->other.item[i + 1]);
+        run->scope = inner;
+        assign(run, node->other.item[i], value);
+    }
+    const enum flow flow = exec(run, &node->list, out);
+    run->scope = outer;
+    return flow;
 }
 
-static enum flow exec_node(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                           struct jinja_buffer *out)
+static enum flow exec_node(struct jinja_run *run, const struct jinja_node *node, struct jinja_buffer *out)
 {
     struct jinja_value value;
     enum flow flow = FLOW_NEXT;
@@ -275,34 +283,34 @@ static enum flow exec_node(struct jinja_run *run, struct jinja_scope *scope, con
         jinja_print(run, out, &node->value);
         break;
     case JINJA_NODE_PRINT:
-        value = jinja_eval(run, scope, node->a);
+        value = jinja_eval(run, node->a);
         jinja_print(run, out, &value);
         break;
     case JINJA_NODE_IF:
-        return exec_if(run, scope, node, out);
+        return exec_if(run, node, out);
     case JINJA_NODE_FOR:
-        return exec_for(run, scope, node, out);
+        return exec_for(run, node, out);
     case JINJA_NODE_SET:
-        assign(run, scope, node->a, jinja_eval(run, scope, node->b));
+        assign(run, node->a, jinja_eval(run, node->b));
         break;
     case JINJA_NODE_SETBLOCK:
-        flow = capture(run, scope, node, &value);
-        if (!flow) assign(run, scope, node->a, value);
+        flow = capture(run, node, &value);
+        if (!flow) assign(run, node->a, value);
         break;
     case JINJA_NODE_FILTERED:
-        flow = capture(run, scope, node, &value);
+        flow = capture(run, node, &value);
         if (!flow) jinja_print(run, out, &value);
         break;
     case JINJA_NODE_WITH:
-        return exec_with(run, scope, node, out);
+        return exec_with(run, node, out);
     case JINJA_NODE_MACRO:
-        jinja_scope_set(run, scope, node->value, make_macro(run, scope, node));
+        jinja_scope_set(run, node->value, make_macro(run, node));
         break;
     case JINJA_NODE_CALLBLOCK:
-        exec_call_block(run, scope, node, out);
+        exec_call_block(run, node, out);
         break;
     case JINJA_NODE_SCOPELESS:
-        return exec(run, scope, &node->list, out);
+        return exec(run, &node->list, out);
     case JINJA_NODE_BREAK:
         return FLOW_BREAK;
     case JINJA_NODE_CONTINUE:
@@ -313,8 +321,7 @@ static enum flow exec_node(struct jinja_run *run, struct jinja_scope *scope, con
     return flow;
 }
 
-static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_nodes *body,
-                      struct jinja_buffer *out)
+static enum flow exec(struct jinja_run *run, const struct jinja_nodes *body, struct jinja_buffer *out)
 {
     enum flow flow = FLOW_NEXT;
     if (++run->depth > JINJA_EVAL_DEPTH_MAX)
@@ -322,7 +329,7 @@ static enum flow exec(struct jinja_run *run, struct jinja_scope *scope, const st
     for (size_t i = 0; flow == FLOW_NEXT && i < body->count; i++) {
         run->line = body->item[i]->line;
         jinja_step(run, 1);
-        flow = exec_node(run, scope, body->item[i], out);
+        flow = exec_node(run, body->item[i], out);
     }
     run->depth--;
     return flow;
@@ -336,30 +343,30 @@ struct rendering {
     struct jinja_buffer text;
 };
 
-static void set_variables(struct jinja_run *run, const struct jinja_input *input, struct jinja_scope *scope)
+static void set_variables(struct jinja_run *run, const struct jinja_input *input)
 {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)input->own, name, value)
-        jinja_scope_set(run, scope, jinja_text(name, strlen(name)),
+        jinja_scope_set(run, jinja_text(name, strlen(name)),
                         jinja_own_text(run, json_string_value(value), json_string_length(value)));
     run->numbers = input->numbers;
     const struct jinja_value variables = jinja_from_json(run, input->variables);
     if (variables.type != JINJA_DICT) jinja_fail(run, HELM_E_INTERNAL, "the variables are no object");
     for (size_t i = 0; i < variables.as.dict->count; i++)
-        jinja_scope_set(run, scope, variables.as.dict->key[i], variables.as.dict->value[i]);
+        jinja_scope_set(run, variables.as.dict->key[i], variables.as.dict->value[i]);
 }
 
 static void render_all(struct jinja_run *run, void *what)
 {
     struct rendering *r = what;
     run->steps_max = UINT64_MAX; /* steps count what the template does, not the size of what it is given */
-    struct jinja_scope *scope = jinja_scope_new(run, NULL);
-    set_variables(run, r->input, scope);
+    jinja_scope_enter(run, NULL);
+    set_variables(run, r->input);
     run->steps = 0;
     run->steps_max = r->input->steps_max ? r->input->steps_max : JINJA_STEPS_MAX;
     /* a macro sees these; a set does not change them */
-    (void)exec(run, jinja_scope_new(run, scope), &r->template->body, &r->text);
+    (void)exec_inside(run, &r->template->body, &r->text);
 }
 
 /* The rendered text as the caller's own memory. */

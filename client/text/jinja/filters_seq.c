@@ -276,9 +276,8 @@ static struct jinja_value filter_map(const struct jinja_callable *c)
     struct jinja_list *result = jinja_list_new(c->run, JINJA_LIST_GENERATOR, items->count);
     for (size_t i = 0; i < items->count; i++)
         jinja_list_add(c->run, result,
-                       path.type != JINJA_ABSENT
-                           ? find_attribute(c->run, items->item[i], &path, &fallback)
-                           : jinja_apply_filter(c->run, c->scope, filter, items->item[i], &call));
+                       path.type != JINJA_ABSENT ? find_attribute(c->run, items->item[i], &path, &fallback)
+                                                 : jinja_apply_filter(c->run, filter, items->item[i], &call));
     return jinja_list_value(result);
 }
 
@@ -300,8 +299,7 @@ static struct jinja_value filter_pick(const struct jinja_callable *c)
     struct jinja_list *result = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0);
     for (size_t i = 0; i < items->count; i++) {
         const struct jinja_value value = find_attribute(c->run, items->item[i], path, NULL);
-        const bool holds =
-            test ? jinja_apply_test(c->run, c->scope, test, value, &inner) : jinja_truth(&value);
+        const bool holds = test ? jinja_apply_test(c->run, test, value, &inner) : jinja_truth(&value);
         if (holds == keep) jinja_list_add(c->run, result, items->item[i]);
     }
     return jinja_list_value(result);

@@ -254,7 +254,7 @@ static struct jinja_value method_is_case(const struct jinja_callable *c)
 {
     const char *test = c->which == JINJA_CASE_UPPER ? "upper" : "lower";
     const struct jinja_value name = jinja_text(test, strlen(test));
-    return jinja_bool(jinja_apply_test(c->run, c->scope, &name, c->self, NULL));
+    return jinja_bool(jinja_apply_test(c->run, &name, c->self, NULL));
 }
 
 #define NEEDS(what)  .parameters = {what}, .required = 1

@@ -23,6 +23,7 @@ struct jinja_arena {
 };
 
 struct jinja_value;
+struct jinja_scope;
 struct jinja_run {
     struct jinja_arena arena;
     struct helm_err *err;
@@ -33,6 +34,7 @@ struct jinja_run {
     size_t output_max;
     int depth, macro_depth;
     int64_t now_s;
+    struct jinja_scope *scope;       /* the innermost one, whose names are seen */
     const struct jinja_value *piped; /* into the filters of a filter or set block */
     bool marks;                      /* bytes have marks (below) */
     const struct jinja_arena *own;   /* of the template: what it wrote itself */
