@@ -193,7 +193,7 @@ static int format_expr(const struct ask_reader *r, struct exprs *x, uint32_t *ou
         *out = gbnf_parse(x, text, length);
         break;
     default:
-        *out = schema_any_object(x);
+        *out = json_any(x, ANY_OBJECT);
     }
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }
@@ -233,16 +233,15 @@ static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint3
         return answer;
     if (!tags->open) {
         const uint32_t rest =
-            MARKERS_SEQ(x, markers_until(x, t, HARMONY_END), markers_text(x, t, HARMONY_START "assistant"));
+            EXPR_SEQ(x, markers_until(x, t, HARMONY_END), markers_text(x, t, HARMONY_START "assistant"));
         const uint32_t head = at == REASONING_INSIDE ? expr_seq(x) : markers_header(x, t, "analysis");
-        const uint32_t thinking = MARKERS_SEQ(x, head, rest);
-        return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
+        const uint32_t thinking = EXPR_SEQ(x, head, rest);
+        return EXPR_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
     }
-    const uint32_t begin = at == REASONING_INSIDE
-                               ? expr_seq(x)
-                               : MARKERS_SEQ(x, markers_blanks(x), markers_text(x, t, tags->open));
-    const uint32_t thinking = MARKERS_SEQ(x, begin, markers_until(x, t, tags->close), markers_blanks(x));
-    return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
+    const uint32_t begin =
+        at == REASONING_INSIDE ? expr_seq(x) : EXPR_SEQ(x, markers_blanks(x), markers_text(x, t, tags->open));
+    const uint32_t thinking = EXPR_SEQ(x, begin, markers_until(x, t, tags->close), markers_blanks(x));
+    return EXPR_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
 }
 
 static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)

@@ -51,7 +51,7 @@ static uint32_t text_value(struct exprs *x, const struct tool_wish *w, const jso
     if (one) expr_add(x, alt, expr_text(x, json_string_value(one), json_string_length(one)));
     json_array_foreach(values, index, value)
         expr_add(x, alt, expr_text(x, json_string_value(value), json_string_length(value)));
-    return MARKERS_SEQ(x, alt, schema_space(x), markers_text(x, w->tokenizer, close));
+    return json_form(x, "$ $", alt, markers_text(x, w->tokenizer, close));
 }
 
 /* A parameter's schema, with the definitions that it may refer to. */
@@ -78,11 +78,10 @@ static uint32_t key_tag(struct exprs *x, const struct tool_wish *w, uint32_t key
     const char *kind = text ? " string=\"true\">" : " string=\"false\">", *tag = s->kinds  ? kind
                                                                                  : s->tags ? ">"
                                                                                            : "";
-    const uint32_t open = s->value_open
-                              ? MARKERS_SEQ(x, schema_space(x), markers_text(x, w->tokenizer, s->value_open))
-                              : expr_seq(x);
-    return MARKERS_SEQ(x, markers_text(x, w->tokenizer, s->key_open), key,
-                       markers_text(x, w->tokenizer, s->key_end), expr_text(x, tag, strlen(tag)), open);
+    const uint32_t open =
+        s->value_open ? json_form(x, " $", markers_text(x, w->tokenizer, s->value_open)) : expr_seq(x);
+    return EXPR_SEQ(x, markers_text(x, w->tokenizer, s->key_open), key,
+                    markers_text(x, w->tokenizer, s->key_end), expr_string(x, tag), open);
 }
 
 static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
@@ -90,14 +89,14 @@ static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_
 {
     const char *close = w->syntax->value_close;
     const bool text = answer_parameter_is_text(w->tools, tool_name(tool), key);
-    const uint32_t tag = key_tag(x, w, expr_text(x, key, strlen(key)), text);
+    const uint32_t tag = key_tag(x, w, expr_string(x, key), text);
     const uint32_t line = w->syntax->lines ? expr_text(x, "\n", 1) : expr_seq(x);
     uint32_t value;
     int rc = text ? check_text(tool, key, schema, err) : json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     value = text ? text_value(x, w, schema, close)
-                 : MARKERS_SEQ(x, value, schema_space(x), markers_text(x, w->tokenizer, close));
-    *out = MARKERS_SEQ(x, tag, line, value, markers_blanks(x));
+                 : json_form(x, "$ $", value, markers_text(x, w->tokenizer, close));
+    *out = EXPR_SEQ(x, tag, line, value, markers_blanks(x));
     return 0;
 }
 
@@ -109,8 +108,8 @@ static uint32_t any_parameters(struct exprs *x, const struct tool_wish *w)
     for (int text = 0; text < (w->syntax->kinds ? 2 : 1); text++) {
         const uint32_t key = expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX);
         expr_add(x, alt,
-                 MARKERS_SEQ(x, key_tag(x, w, key, text),
-                             markers_until(x, w->tokenizer, w->syntax->value_close), markers_blanks(x)));
+                 EXPR_SEQ(x, key_tag(x, w, key, text), markers_until(x, w->tokenizer, w->syntax->value_close),
+                          markers_blanks(x)));
     }
     return expr_repeat(x, alt, 0, PARAMETERS_MAX);
 }
@@ -140,7 +139,7 @@ int tool_arguments_parameters(struct exprs *x, const struct tool_wish *w, const 
 
 static uint32_t bare_text(struct exprs *x, const struct tool_wish *w, const json_t *schema)
 {
-    return MARKERS_SEQ(x, markers_text(x, w->tokenizer, quote), text_value(x, w, schema, quote));
+    return EXPR_SEQ(x, markers_text(x, w->tokenizer, quote), text_value(x, w, schema, quote));
 }
 
 static uint32_t comma(struct exprs *x)
@@ -151,8 +150,8 @@ static uint32_t comma(struct exprs *x)
 /* `one`, and more of it between commas, or nothing. */
 static uint32_t listed(struct exprs *x, uint32_t rule)
 {
-    const uint32_t more = MARKERS_SEQ(x, comma(x), expr_rule(x, rule));
-    return expr_repeat(x, MARKERS_SEQ(x, expr_rule(x, rule), expr_repeat(x, more, 0, EXPR_UNBOUNDED)), 0, 1);
+    const uint32_t more = EXPR_SEQ(x, comma(x), expr_rule(x, rule));
+    return expr_repeat(x, EXPR_SEQ(x, expr_rule(x, rule), expr_repeat(x, more, 0, EXPR_UNBOUNDED)), 0, 1);
 }
 
 /* Any object with bare keys. */
@@ -163,14 +162,14 @@ static uint32_t any_bare(struct exprs *x, const struct tool_wish *w)
     const uint32_t value = exprs_new_rule(x), pair = exprs_new_rule(x), object = exprs_new_rule(x),
                    alt = expr_alt(x);
     exprs_define(x, pair,
-                 MARKERS_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
-                             expr_rule(x, value)));
-    exprs_define(x, object, MARKERS_SEQ(x, expr_text(x, "{", 1), listed(x, pair), expr_text(x, "}", 1)));
+                 EXPR_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
+                          expr_rule(x, value)));
+    exprs_define(x, object, EXPR_SEQ(x, expr_text(x, "{", 1), listed(x, pair), expr_text(x, "}", 1)));
     expr_add(x, alt, bare_text(x, w, NULL));
-    expr_add(x, alt, expr_rule(x, json_rule(x, ANY_NUMBER)));
-    for (size_t i = 0; i < 3; i++) expr_add(x, alt, expr_text(x, words[i], strlen(words[i])));
+    expr_add(x, alt, json_any(x, ANY_NUMBER));
+    for (size_t i = 0; i < 3; i++) expr_add(x, alt, expr_string(x, words[i]));
     expr_add(x, alt, expr_rule(x, object));
-    expr_add(x, alt, MARKERS_SEQ(x, expr_text(x, "[", 1), listed(x, value), expr_text(x, "]", 1)));
+    expr_add(x, alt, EXPR_SEQ(x, expr_text(x, "[", 1), listed(x, value), expr_text(x, "]", 1)));
     exprs_define(x, value, alt);
     return expr_rule(x, object);
 }
@@ -193,7 +192,7 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
     if (!rc && !text) rc = json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     if (text) value = bare_text(x, w, schema);
-    *out = MARKERS_SEQ(x, expr_text(x, key, strlen(key)), expr_text(x, ":", 1), value);
+    *out = EXPR_SEQ(x, expr_string(x, key), expr_text(x, ":", 1), value);
     return 0;
 }
 
@@ -225,7 +224,7 @@ int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t
                 "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
                 "model need a required one first",
                 tool_name(tool), key);
-        if (any) one = MARKERS_SEQ(x, comma(x), one);
+        if (any) one = EXPR_SEQ(x, comma(x), one);
         expr_add(x, begin, required ? one : expr_repeat(x, one, 0, 1));
         any = true;
     }

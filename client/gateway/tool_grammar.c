@@ -8,11 +8,6 @@
 
 static const char arguments_open[] = "[ARGS]";
 
-static uint32_t text(struct exprs *x, const char *s)
-{
-    return expr_text(x, s, strlen(s));
-}
-
 static uint32_t marker(struct exprs *x, const struct tool_wish *w, const char *s)
 {
     return s ? markers_text(x, w->tokenizer, s) : expr_seq(x);
@@ -42,7 +37,7 @@ static int json_arguments(struct exprs *x, const json_t *tool, uint32_t *out, st
     const json_t *function = json_object_get(tool, "function"),
                  *parameters = json_object_get(function, "parameters");
     if (!tool_is_strict(tool) || !parameters || json_is_null(parameters)) {
-        *out = tool_is_strict(tool) ? text(x, "{}") /* it takes none */ : schema_any_object(x);
+        *out = tool_is_strict(tool) ? expr_string(x, "{}") /* it takes none */ : json_any(x, ANY_OBJECT);
         return 0;
     }
     const int rc = schema_compile(x, parameters, out, err);
@@ -74,12 +69,9 @@ static bool is_divided(const struct tool_wish *w)
 /* {"name": "NAME", "KEY": ARGUMENTS} */
 static uint32_t object_call(struct exprs *x, const struct tool_wish *w, const char *name, uint32_t arguments)
 {
-    const uint32_t key = MARKERS_SEQ(x, text(x, "\""),
-                                     json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
-    const uint32_t named = MARKERS_SEQ(x, text(x, "\"name\":"), schema_space(x), text(x, "\""),
-                                       json_text_of(x, name, strlen(name)), text(x, "\","));
-    return MARKERS_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x),
-                       arguments, schema_space(x), text(x, "}"));
+    const char *key = w->syntax->key;
+    return json_form(x, "{ \"name\": \"$\", \"$\": $ }", json_text_of(x, name, strlen(name)),
+                     json_text_of(x, key, strlen(key)), arguments);
 }
 
 /* A name between its markers, then the arguments. */
@@ -88,16 +80,17 @@ static uint32_t named_call(struct exprs *x, const struct tool_wish *w, const cha
     static const struct expr_range digit = {'0', '9'};
     const struct call_syntax *s = w->syntax;
     const bool bare = s->form == CALL_BARE;
-    const uint32_t before = s->counted ? text(x, "functions.") : expr_seq(x);
+    const uint32_t before = s->counted ? expr_string(x, "functions.") : expr_seq(x);
     const uint32_t after =
-        s->counted ? MARKERS_SEQ(x, text(x, ":"), expr_repeat(x, expr_set(x, &digit, 1), 1, 2)) : expr_seq(x);
+        s->counted ? EXPR_SEQ(x, expr_string(x, ":"), expr_repeat(x, expr_set(x, &digit, 1), 1, 2))
+                   : expr_seq(x);
     const uint32_t end = bare ? expr_seq(x) : marker(x, w, s->name_end); /* a brace is the object's own */
-    const uint32_t tag = s->tags ? text(x, ">") : expr_seq(x);
+    const uint32_t tag = s->tags ? expr_string(x, ">") : expr_seq(x);
     const uint32_t space = s->form == CALL_NAMED || bare ? expr_seq(x) : markers_blanks(x);
     const uint32_t close =
-        s->call_close && !bare ? MARKERS_SEQ(x, schema_space(x), marker(x, w, s->call_close)) : expr_seq(x);
-    return MARKERS_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space,
-                       arguments, close);
+        s->call_close && !bare ? json_form(x, " $", marker(x, w, s->call_close)) : expr_seq(x);
+    return EXPR_SEQ(x, marker(x, w, s->call_open), before, expr_string(x, name), after, end, tag, space,
+                    arguments, close);
 }
 
 static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
@@ -113,12 +106,12 @@ static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *to
         *out = object_call(x, w, name, arguments);
         break;
     case CALL_LISTED:
-        *out = is_divided(w) ? MARKERS_SEQ(x, text(x, name), marker(x, w, arguments_open), arguments)
+        *out = is_divided(w) ? EXPR_SEQ(x, expr_string(x, name), marker(x, w, arguments_open), arguments)
                              : object_call(x, w, name, arguments);
         break;
     case CALL_CHANNEL:
-        *out = MARKERS_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), text(x, name),
-                           marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
+        *out = EXPR_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), expr_string(x, name),
+                        marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
         break;
     default:
         *out = named_call(x, w, name, arguments);
@@ -151,8 +144,8 @@ static uint32_t several(struct exprs *x, const struct tool_wish *w, uint32_t rul
 {
     const uint32_t first = expr_rule(x, rule);
     if (w->one) return first;
-    const uint32_t more = MARKERS_SEQ(x, between, expr_rule(x, rule));
-    return MARKERS_SEQ(x, first, expr_repeat(x, more, 0, ANSWER_CALLS_MAX - 1));
+    const uint32_t more = EXPR_SEQ(x, between, expr_rule(x, rule));
+    return EXPR_SEQ(x, first, expr_repeat(x, more, 0, ANSWER_CALLS_MAX - 1));
 }
 
 static uint32_t as_rule(struct exprs *x, uint32_t e)
@@ -169,19 +162,17 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
     if (is_divided(w)) return expr_rule(x, call);
     if (s->form == CALL_LISTED) {
         const uint32_t end = s->close && !s->may_end ? marker(x, w, s->close) : expr_seq(x);
-        return MARKERS_SEQ(x, schema_space(x), text(x, "["),
-                           several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"),
-                           end);
+        return json_form(x, " [$]$", several(x, w, call, json_form(x, ", ")), end);
     }
     const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
-    const uint32_t calls = shared ? several(x, w, call, schema_space(x)) : expr_rule(x, call);
-    return MARKERS_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));
+    const uint32_t calls = shared ? several(x, w, call, json_any(x, ANY_SPACE)) : expr_rule(x, call);
+    return json_form(x, " $ $", calls, marker(x, w, s->close));
 }
 
 /* The whole answer is calls, or a channel is. */
 static uint32_t unmarked(struct exprs *x, const struct tool_wish *w, uint32_t call)
 {
-    return w->syntax->form == CALL_WHOLE ? several(x, w, call, text(x, "; ")) : expr_rule(x, call);
+    return w->syntax->form == CALL_WHOLE ? several(x, w, call, expr_string(x, "; ")) : expr_rule(x, call);
 }
 
 int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out, struct helm_err *err)
@@ -194,9 +185,10 @@ int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out
         *out = unmarked(x, w, call);
         return 0;
     }
-    const uint32_t marked = as_rule(x, MARKERS_SEQ(x, marker(x, w, s->open), after_marker(x, w, call)));
+    const uint32_t marked = as_rule(x, EXPR_SEQ(x, marker(x, w, s->open), after_marker(x, w, call)));
     const bool list = s->form == CALL_LISTED && !is_divided(w);
-    *out = list ? expr_rule(x, marked) : several(x, w, marked, is_divided(w) ? expr_seq(x) : schema_space(x));
+    *out = list ? expr_rule(x, marked)
+                : several(x, w, marked, is_divided(w) ? expr_seq(x) : json_any(x, ANY_SPACE));
     return 0;
 }
 
@@ -213,14 +205,14 @@ int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out,
         const uint32_t n = ranges_invert(begins, 3, others);
         expr_add(x, alt, unmarked(x, w, call));
         if (s->form == CALL_CHANNEL)
-            expr_add(x, alt, MARKERS_SEQ(x, markers_header(x, w->tokenizer, "final"), markers_any(x)));
+            expr_add(x, alt, EXPR_SEQ(x, markers_header(x, w->tokenizer, "final"), markers_any(x)));
         else
-            expr_add(x, alt, MARKERS_SEQ(x, expr_set(x, others, n), markers_any(x)));
+            expr_add(x, alt, EXPR_SEQ(x, expr_set(x, others, n), markers_any(x)));
         *out = alt;
         return 0;
     }
-    const uint32_t marked = MARKERS_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
+    const uint32_t marked = EXPR_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
     const uint32_t calls = expr_repeat(x, marked, 0, w->one ? 1 : ANSWER_CALLS_MAX);
-    *out = MARKERS_SEQ(x, calls, markers_without(x, w->tokenizer, s->open));
+    *out = EXPR_SEQ(x, calls, markers_without(x, w->tokenizer, s->open));
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }

@@ -3,13 +3,6 @@
 
 #include "client/text/answer/markers.h"
 
-uint32_t markers_seq(struct exprs *x, const uint32_t *parts, size_t count)
-{
-    const uint32_t seq = expr_seq(x);
-    for (size_t i = 0; i < count; i++) expr_add(x, seq, parts[i]);
-    return seq;
-}
-
 uint32_t markers_any(struct exprs *x)
 {
     return expr_repeat(x, expr_set(x, &(struct expr_range){0, EXPR_CHAR_MAX}, 1), 0, EXPR_UNBOUNDED);
@@ -72,7 +65,7 @@ static bool is_ascii(struct exprs *x, const char *marker)
 
 uint32_t markers_until(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
 {
-    if (begins_special(t, marker)) return MARKERS_SEQ(x, markers_any(x), markers_text(x, t, marker));
+    if (begins_special(t, marker)) return EXPR_SEQ(x, markers_any(x), markers_text(x, t, marker));
     return is_ascii(x, marker) ? expr_until(x, marker) : expr_seq(x);
 }
 
@@ -84,8 +77,8 @@ uint32_t markers_without(struct exprs *x, const struct helm_tokenizer *t, const 
 
 uint32_t markers_header(struct exprs *x, const struct helm_tokenizer *t, const char *channel)
 {
-    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL), expr_text(x, channel, strlen(channel)),
-                       markers_text(x, t, HARMONY_MESSAGE));
+    return EXPR_SEQ(x, markers_text(x, t, HARMONY_CHANNEL), expr_string(x, channel),
+                    markers_text(x, t, HARMONY_MESSAGE));
 }
 
 uint32_t markers_final(struct exprs *x, const struct helm_tokenizer *t, const struct reasoning_tags *tags,
@@ -93,6 +86,6 @@ uint32_t markers_final(struct exprs *x, const struct helm_tokenizer *t, const st
 {
     if (tags->open || at == REASONING_CLOSED) return answer;
     const uint32_t json = expr_repeat(x, markers_text(x, t, " <|constrain|>json"), 0, 1);
-    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL "final"), json,
-                       markers_text(x, t, HARMONY_MESSAGE), answer);
+    return EXPR_SEQ(x, markers_text(x, t, HARMONY_CHANNEL "final"), json, markers_text(x, t, HARMONY_MESSAGE),
+                    answer);
 }

@@ -13,11 +13,6 @@ uint32_t markers_without(struct exprs *exprs, const struct helm_tokenizer *token
 /* Up to four characters of white space; any text. */
 uint32_t markers_blanks(struct exprs *exprs);
 uint32_t markers_any(struct exprs *exprs);
-/* A sequence of `count` expressions. */
-uint32_t markers_seq(struct exprs *exprs, const uint32_t *parts, size_t count);
-#define MARKERS_SEQ(x, ...)                                                                                  \
-    markers_seq(x, (const uint32_t[]){__VA_ARGS__},                                                          \
-                sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
 
 /* The header of a message of harmony: its channel, and <|message|>. */
 uint32_t markers_header(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *channel);

@@ -113,6 +113,11 @@ uint32_t expr_text(struct exprs *x, const char *text, size_t length)
     return seq;
 }
 
+uint32_t expr_string(struct exprs *x, const char *text)
+{
+    return expr_text(x, text, strlen(text));
+}
+
 uint32_t expr_seq(struct exprs *x)
 {
     return new_node(x, (struct expr){.kind = EXPR_SEQ});
@@ -120,6 +125,13 @@ uint32_t expr_seq(struct exprs *x)
 uint32_t expr_alt(struct exprs *x)
 {
     return new_node(x, (struct expr){.kind = EXPR_ALT});
+}
+
+uint32_t expr_seq_of(struct exprs *x, const uint32_t *parts, size_t count)
+{
+    const uint32_t seq = expr_seq(x);
+    for (size_t i = 0; i < count; i++) expr_add(x, seq, parts[i]);
+    return seq;
 }
 
 uint32_t expr_add(struct exprs *x, uint32_t parent, uint32_t child)
@@ -238,8 +250,7 @@ static uint32_t make_marker(struct exprs *x, const char *marker, bool without)
         }
         seen_count = ranges_normalize(seen, seen_count);
         const uint32_t other_count = ranges_invert(seen, seen_count, others);
-        const uint32_t seq = expr_add(x, expr_seq(x), expr_set(x, others, other_count));
-        expr_add(x, alt, expr_add(x, seq, expr_rule(x, first)));
+        expr_add(x, alt, EXPR_SEQ(x, expr_set(x, others, other_count), expr_rule(x, first)));
         if (without) expr_add(x, alt, expr_seq(x));
         exprs_define(x, first + (uint32_t)s, alt);
     }

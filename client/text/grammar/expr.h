@@ -45,7 +45,8 @@ struct exprs {
     struct expr_range *ranges;
     uint32_t *rules; /* the expression of each; EXPR_NONE: not defined yet */
     uint32_t node_count, node_space, range_count, range_space, rule_count, rule_space;
-    uint32_t json_rule[8];    /* schema_values.c: shared rules that were made, plus one */
+    uint32_t json_rule[8]; /* schema_values.c: the rules of any JSON, by enum json_rule */
+    bool has_json_rules;
     uint32_t work;            /* steps that were charged */
     int failed;               /* code of the first failure, which is in err */
     const _Atomic bool *stop; /* set by another thread: the grammar is not wanted any more; NULL: none */
@@ -66,10 +67,16 @@ void exprs_charge(struct exprs *exprs, size_t steps);
 /* All return the new expression's number (or any number after a failure). */
 uint32_t expr_set(struct exprs *exprs, const struct expr_range *ranges, uint32_t count);
 uint32_t expr_char(struct exprs *exprs, uint32_t c);
-/* UTF-8, exactly. */
+/* UTF-8, exactly; of a string. */
 uint32_t expr_text(struct exprs *exprs, const char *text, size_t length);
+uint32_t expr_string(struct exprs *exprs, const char *text);
 uint32_t expr_seq(struct exprs *exprs);
 uint32_t expr_alt(struct exprs *exprs);
+/* A sequence of `count` expressions. */
+uint32_t expr_seq_of(struct exprs *exprs, const uint32_t *parts, size_t count);
+#define EXPR_SEQ(x, ...)                                                                                     \
+    expr_seq_of(x, (const uint32_t[]){__VA_ARGS__},                                                          \
+                sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
 /* Adds a child, which has no other parent, to a sequence or alternative; returns the parent. */
 uint32_t expr_add(struct exprs *exprs, uint32_t parent, uint32_t child);
 uint32_t expr_repeat(struct exprs *exprs, uint32_t child, uint32_t min, uint32_t max);

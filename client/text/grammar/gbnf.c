@@ -345,20 +345,30 @@ static void parse_rule(struct parser *p)
     if (more(p) && look(p) != '\n') REFUSE(p, HELM_E_FORMAT, "%zu: '%c' closes nothing", p->line, look(p));
 }
 
-uint32_t gbnf_parse(struct exprs *x, const char *text, size_t length)
+void gbnf_rules(struct exprs *x, const char *text, size_t length, const char *const *names, uint32_t *rules,
+                size_t count)
 {
     struct parser p = {.x = x, .text = text, .length = length, .line = 1};
-    uint32_t root = EXPR_NONE;
     for (skip(&p, true); more(&p); skip(&p, true)) parse_rule(&p);
-    for (uint32_t i = 0; i < p.name_count && !x->failed; i++) {
+    for (uint32_t i = 0; i < p.name_count && !x->failed; i++)
         if (x->rules[p.names[i].rule] == EXPR_NONE)
             exprs_fail(x, HELM_E_FORMAT, "grammar, line %zu: the rule '%s' is not defined", p.names[i].line,
                        p.names[i].text);
-        if (strcmp(p.names[i].text, "root") == 0) root = p.names[i].rule;
+    for (size_t i = 0; i < count && !x->failed; i++) {
+        const uint32_t at = p.name_count ? *find_name(&p, names[i], strlen(names[i])) : 0;
+        if (!at)
+            exprs_fail(x, HELM_E_FORMAT, "the grammar has no rule '%s', which it must begin with", names[i]);
+        else
+            rules[i] = p.names[at - 1].rule;
     }
-    if (!x->failed && root == EXPR_NONE)
-        exprs_fail(x, HELM_E_FORMAT, "the grammar has no rule 'root', which it must begin with");
     free(p.names);
     free(p.table);
+}
+
+uint32_t gbnf_parse(struct exprs *x, const char *text, size_t length)
+{
+    static const char *const name = "root";
+    uint32_t root = 0;
+    gbnf_rules(x, text, length, &name, &root, 1);
     return x->failed ? 0 : expr_rule(x, root);
 }

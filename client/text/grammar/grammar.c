@@ -71,7 +71,7 @@ int helm_grammar_open(const struct helm_vocabulary *vocabulary, enum helm_gramma
                          HELM_GRAMMAR_TEXT_LIMIT);
     switch (kind) {
     case HELM_GRAMMAR_JSON_OBJECT:
-        root = schema_any_object(&exprs);
+        root = json_any(&exprs, ANY_OBJECT);
         break;
     case HELM_GRAMMAR_JSON_SCHEMA:
         rc = schema_parse(&exprs, text, length, &root, err);

@@ -31,11 +31,6 @@ static uint32_t add_plain(struct expr_range *out, uint32_t n, uint32_t low, uint
     return n;
 }
 
-static void add_escape(struct exprs *x, uint32_t alt, const char *spelling)
-{
-    expr_add(x, alt, expr_text(x, spelling, strlen(spelling)));
-}
-
 uint32_t json_text_set(struct exprs *x, const struct expr_range *ranges, uint32_t count)
 {
     enum { ROOM = 64 };
@@ -53,17 +48,14 @@ uint32_t json_text_set(struct exprs *x, const struct expr_range *ranges, uint32_
             const uint32_t letter = (unsigned char)escapes[i].letter;
             letters[letter_count++] = (struct expr_range){letter, letter};
         }
-    if (letter_count) {
-        const uint32_t seq = expr_add(x, expr_seq(x), expr_char(x, '\\'));
-        expr_add(x, alt, expr_add(x, seq, expr_set(x, letters, letter_count)));
-    }
+    if (letter_count) expr_add(x, alt, EXPR_SEQ(x, expr_char(x, '\\'), expr_set(x, letters, letter_count)));
     bool all = true; /* control characters: `all but a few others` does not mean them */
     for (uint32_t c = 0; c < 0x20; c++) all = all && holds(ranges, count, c);
     for (uint32_t c = 0; c < 0x20 && !all; c++) {
         char spelling[8];
         if (memchr("\b\t\n\f\r", (int)c, 5) || !holds(ranges, count, c)) continue;
         snprintf(spelling, sizeof spelling, "\\u%04x", c);
-        add_escape(x, alt, spelling);
+        expr_add(x, alt, expr_string(x, spelling));
     }
     return alt;
 }

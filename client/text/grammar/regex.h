@@ -1,5 +1,5 @@
 /* Regular expressions as expressions of a grammar. Called by grammar.c and, for `pattern`, by
- * schema_values.c. docs/grammars.md lists what is supported; all else is refused by name and place. Needs no
+ * schema_string.c. docs/grammars.md lists what is supported; all else is refused by name and place. Needs no
  * library: one that matches texts cannot say which bytes may come next. */
 #pragma once
 

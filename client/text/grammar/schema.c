@@ -411,7 +411,7 @@ static uint32_t body(struct schema *s, const json_t *node)
     }
     if (list) return constants(s, node, list);
     uint32_t types = json_object_get(node, "type") ? schema_types(s, node) : inferred_types(node);
-    if (types == SCHEMA_ALL && !says_more(node, "type")) return expr_rule(s->x, json_rule(s->x, ANY_VALUE));
+    if (types == SCHEMA_ALL && !says_more(node, "type")) return json_any(s->x, ANY_VALUE);
     if (types & SCHEMA_NUMBER) types &= ~(uint32_t)SCHEMA_INTEGER;
     const uint32_t alt = expr_alt(s->x);
     for (uint32_t type = 1; type < SCHEMA_ALL && !s->x->failed; type <<= 1)
@@ -461,7 +461,7 @@ uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
     snprintf(s->path + length, sizeof s->path - length, "%s%.64s", *name ? "/" : "", name);
     uint32_t out = 0;
     if (json_is_true(node)) {
-        out = expr_rule(s->x, json_rule(s->x, ANY_VALUE));
+        out = json_any(s->x, ANY_VALUE);
     } else if (json_is_false(node)) {
         out = expr_alt(s->x); /* nothing fits */
     } else if (!json_is_object(node)) {

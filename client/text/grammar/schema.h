@@ -26,9 +26,13 @@ HELM_MUST_CHECK int schema_parse(struct exprs *exprs, const char *text, size_t l
                                  struct helm_err *err);
 HELM_MUST_CHECK int schema_compile(struct exprs *exprs, const json_t *schema, uint32_t *root,
                                    struct helm_err *err);
-uint32_t schema_any_object(struct exprs *exprs);
-/* White space between the parts of a value. */
-uint32_t schema_space(struct exprs *exprs);
+
+/* Any JSON. */
+enum json_rule { ANY_SPACE, ANY_STRING, ANY_NUMBER, ANY_INTEGER, ANY_VALUE, ANY_OBJECT, ANY_ARRAY };
+uint32_t json_any(struct exprs *exprs, enum json_rule which);
+/* A part of JSON as it is written: a blank is white space that may be there, '$' the next expression (an
+ * uint32_t), every other character (of ASCII) itself. */
+uint32_t json_form(struct exprs *exprs, const char *form, ...);
 
 /* ---- for the files of schemas ---- */
 
@@ -98,9 +102,5 @@ uint32_t schema_string(struct schema *s, const json_t *node);
 uint32_t schema_number(struct schema *s, const json_t *node, bool integer);
 /* The text of one JSON value. */
 uint32_t schema_literal(struct schema *s, const json_t *value);
-
-enum json_rule { ANY_SPACE, ANY_STRING, ANY_NUMBER, ANY_INTEGER, ANY_VALUE, ANY_OBJECT, ANY_ARRAY };
-/* A shared rule, made when it is first asked for. */
-uint32_t json_rule(struct exprs *x, enum json_rule which);
 /* NULL: unknown. */
 const char *schema_format_pattern(const char *name);

@@ -40,11 +40,6 @@ static uint32_t digits(struct exprs *x, uint32_t first, uint32_t last)
     return expr_set(x, &(struct expr_range){'0' + first, '0' + last}, 1);
 }
 
-static uint32_t pair(struct exprs *x, uint32_t a, uint32_t b)
-{
-    return expr_add(x, expr_add(x, expr_seq(x), a), b);
-}
-
 /* Digits before the point: one of what is below 1. */
 static int64_t whole_digits(const struct decimal *d)
 {
@@ -80,7 +75,7 @@ static uint32_t rest(struct span *s, int64_t place, uint32_t remainder, struct t
     if (may_end(s, place, remainder, t)) expr_add(x, alt, expr_seq(x));
     if (-place > s->places) return alt;
     const uint32_t more = next_digit(s, place, remainder, t, 0);
-    return expr_add(x, alt, place == -1 ? pair(x, expr_char(x, '.'), more) : more);
+    return expr_add(x, alt, place == -1 ? EXPR_SEQ(x, expr_char(x, '.'), more) : more);
 }
 
 /* The same without bounds, as a rule if there is much to say. */
@@ -93,7 +88,7 @@ static uint32_t free_rest(struct span *s, int64_t place, uint32_t remainder)
         const uint32_t seq = expr_add(x, expr_seq(x), expr_repeat(x, digits(x, 0, 9), whole, whole));
         if (!left) return seq;
         if (place < -1) return expr_add(x, seq, expr_repeat(x, digits(x, 0, 9), 0, left));
-        const uint32_t part = pair(x, expr_char(x, '.'), expr_repeat(x, digits(x, 0, 9), 1, left));
+        const uint32_t part = EXPR_SEQ(x, expr_char(x, '.'), expr_repeat(x, digits(x, 0, 9), 1, left));
         return expr_add(x, seq, expr_repeat(x, part, 0, 1));
     }
     uint32_t *known = &s->rule[place + 1 + SCHEMA_PLACES_MAX][remainder];
@@ -128,7 +123,7 @@ static uint32_t next_digit(struct span *s, int64_t place, uint32_t remainder, st
         const bool bound = (t.low && d == low) || (t.high && d == decimal_digit(s->high, place));
         uint32_t to = d; /* all digits between the bounds are alike */
         if (is_free(s) && !bound) to = t.high && last == decimal_digit(s->high, place) ? last - 1 : last;
-        expr_add(x, alt, pair(x, digits(x, d, to), after_digit(s, place, remainder, d, t)));
+        expr_add(x, alt, EXPR_SEQ(x, digits(x, d, to), after_digit(s, place, remainder, d, t)));
         d = to;
     }
     return alt;
@@ -144,7 +139,7 @@ static uint32_t numbers(struct span *s)
         const struct tight t = {n == least, n == most};
         if (is_free(s) && n > 1 && !t.low && !t.high) { /* all such lengths at once */
             const uint32_t more = expr_repeat(x, digits(x, 0, 9), (uint32_t)n - 1, (uint32_t)most - 2);
-            expr_add(x, alt, pair(x, digits(x, 1, 9), pair(x, more, free_rest(s, -1, 0))));
+            expr_add(x, alt, EXPR_SEQ(x, digits(x, 1, 9), EXPR_SEQ(x, more, free_rest(s, -1, 0))));
             n = most - 1;
         } else {
             expr_add(x, alt, next_digit(s, n - 1, 0, t, n > 1));
@@ -249,7 +244,7 @@ static uint32_t bounded(struct schema *s, const json_t *node, struct span *span)
     take_bounds(s, node, false, &bounds[2], &bounds[3], &high);
     if (x->failed) return 0;
     if (!low->given && !high->given && is_free(span) && (!span->places || span->scale == SCALE_NONE))
-        return expr_rule(x, json_rule(x, span->places ? ANY_NUMBER : ANY_INTEGER));
+        return json_any(x, span->places ? ANY_NUMBER : ANY_INTEGER);
     const uint32_t alt = expr_alt(x);
     decimal_read("0", &zero);
     default_bound(span, low, false, &most);
@@ -270,7 +265,7 @@ static uint32_t bounded(struct schema *s, const json_t *node, struct span *span)
         span->open_low = !below || high->open; /* no -0 */
         span->open_high = from && low->open;
         if (decimal_compare_sizes(span->low, span->high) <= 0)
-            expr_add(x, alt, pair(x, expr_char(x, '-'), numbers(span)));
+            expr_add(x, alt, EXPR_SEQ(x, expr_char(x, '-'), numbers(span)));
     }
     return alt;
 }

@@ -22,15 +22,6 @@ struct members {
     uint32_t extra; /* rule of a member that is not listed, or EXPR_NONE */
 };
 
-static uint32_t chain(struct exprs *x, const uint32_t *part, size_t count)
-{
-    const uint32_t seq = expr_seq(x);
-    for (size_t i = 0; i < count; i++) expr_add(x, seq, part[i]);
-    return seq;
-}
-#define SEQ(x, ...)                                                                                          \
-    chain(x, (const uint32_t[]){__VA_ARGS__}, sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
-
 static bool is_required(struct schema *s, const json_t *node, const char *name)
 {
     const json_t *list = json_object_get(node, "required");
@@ -70,13 +61,15 @@ static uint32_t other_name(struct exprs *x, const char **names, uint32_t count, 
         for (uint32_t k = i; k < count; k++)
             if (strncmp(names[k] + at, names[i] + at, next - at) == 0) with[subset++] = names[k];
         expr_add(x, alt,
-                 SEQ(x, json_text_set(x, &seen[n - 1], 1), other_name(x, with, subset, next, depth + 1)));
+                 EXPR_SEQ(x, json_text_set(x, &seen[n - 1], 1),
+                          other_name(x, with, subset, next, depth + 1)));
     }
     if (!x->failed) {
         n = ranges_normalize(seen, n);
         n = ranges_invert(seen, n, others);
         expr_add(x, alt,
-                 SEQ(x, json_text_set(x, others, n), expr_repeat(x, json_text_any(x), 0, EXPR_UNBOUNDED)));
+                 EXPR_SEQ(x, json_text_set(x, others, n),
+                          expr_repeat(x, json_text_any(x), 0, EXPR_UNBOUNDED)));
         if (!ends) expr_add(x, alt, expr_seq(x));
     }
     free(seen);
@@ -90,9 +83,7 @@ static uint32_t make_member(struct schema *s, const char *name, const json_t *va
     struct exprs *x = s->x;
     const uint32_t rule = exprs_new_rule(x);
     const uint32_t key = json_text_of(x, name, strlen(name));
-    exprs_define(x, rule,
-                 SEQ(x, expr_char(x, '"'), key, expr_text(x, "\":", 2), schema_space(x),
-                     schema_node(s, value, name)));
+    exprs_define(x, rule, json_form(x, "\"$\": $", key, schema_node(s, value, name)));
     return rule;
 }
 
@@ -185,7 +176,7 @@ static uint32_t extra_name(struct schema *s, const struct members *m, const json
     memcpy(listed, m->name, m->count * sizeof *listed);
     const uint32_t name = other_name(x, listed, m->count, 0, 0);
     free(listed);
-    return SEQ(x, expr_char(x, '"'), name, expr_char(x, '"'));
+    return json_form(x, "\"$\"", name);
 }
 
 static void gather_members(struct schema *s, const json_t *node, struct members *m)
@@ -215,9 +206,8 @@ static void gather_members(struct schema *s, const json_t *node, struct members 
     if (!open || s->x->failed) return;
     m->extra = exprs_new_rule(s->x);
     const uint32_t key = extra_name(s, m, names);
-    const uint32_t of =
-        more ? schema_node(s, more, "additionalProperties") : expr_rule(s->x, json_rule(s->x, ANY_VALUE));
-    exprs_define(s->x, m->extra, SEQ(s->x, key, expr_char(s->x, ':'), schema_space(s->x), of));
+    const uint32_t of = more ? schema_node(s, more, "additionalProperties") : json_any(s->x, ANY_VALUE);
+    exprs_define(s->x, m->extra, json_form(s->x, "$: $", key, of));
 }
 
 /* `minProperties` of more than `required` has: 1 is supported. */
@@ -233,7 +223,7 @@ static bool takes_one(struct schema *s, const json_t *node)
 /* A comma, then the next member. */
 static uint32_t next_member(struct exprs *x, uint32_t rule)
 {
-    return SEQ(x, expr_char(x, ','), schema_space(x), expr_rule(x, rule));
+    return json_form(x, ", $", expr_rule(x, rule));
 }
 
 uint32_t schema_object(struct schema *s, const json_t *node)
@@ -251,13 +241,13 @@ uint32_t schema_object(struct schema *s, const json_t *node)
     uint32_t rest = exprs_new_rule(x), begin = exprs_new_rule(x);
     const bool extra = m->extra != EXPR_NONE;
     exprs_define(x, rest, extra ? expr_repeat(x, next_member(x, m->extra), 0, EXPR_UNBOUNDED) : expr_seq(x));
-    exprs_define(x, begin, extra ? SEQ(x, expr_rule(x, m->extra), expr_rule(x, rest)) : expr_alt(x));
+    exprs_define(x, begin, extra ? EXPR_SEQ(x, expr_rule(x, m->extra), expr_rule(x, rest)) : expr_alt(x));
     for (uint32_t i = m->count; i-- > 0 && !x->failed;) {
         const uint32_t rest_here = exprs_new_rule(x), begin_here = exprs_new_rule(x), alt = expr_alt(x);
         uint32_t one = next_member(x, m->rule[i]);
         if (!m->required[i]) one = expr_repeat(x, one, 0, 1);
-        exprs_define(x, rest_here, SEQ(x, one, expr_rule(x, rest)));
-        expr_add(x, alt, SEQ(x, expr_rule(x, m->rule[i]), expr_rule(x, rest)));
+        exprs_define(x, rest_here, EXPR_SEQ(x, one, expr_rule(x, rest)));
+        expr_add(x, alt, EXPR_SEQ(x, expr_rule(x, m->rule[i]), expr_rule(x, rest)));
         if (!m->required[i]) expr_add(x, alt, expr_rule(x, begin));
         exprs_define(x, begin_here, alt);
         may_be_empty = may_be_empty && !m->required[i];
@@ -265,9 +255,8 @@ uint32_t schema_object(struct schema *s, const json_t *node)
         begin = begin_here;
     }
     free(m);
-    uint32_t inner = SEQ(x, expr_rule(x, begin), schema_space(x));
-    if (may_be_empty) inner = expr_repeat(x, inner, 0, 1);
-    return SEQ(x, expr_char(x, '{'), schema_space(x), inner, expr_char(x, '}'));
+    const uint32_t inner = json_form(x, "$ ", expr_rule(x, begin));
+    return json_form(x, "{ $}", may_be_empty ? expr_repeat(x, inner, 0, 1) : inner);
 }
 
 /* ---- arrays ---- */
@@ -293,14 +282,15 @@ uint32_t schema_array(struct schema *s, const json_t *node)
     uint32_t tail = expr_seq(x);
     if (!json_is_false(items) && max > first) {
         const uint32_t rule = exprs_new_rule(x), least = min > first ? min - first : 0;
-        exprs_define(x, rule, items ? schema_node(s, items, "items") : expr_rule(x, json_rule(x, ANY_VALUE)));
+        exprs_define(x, rule, items ? schema_node(s, items, "items") : json_any(x, ANY_VALUE));
         const uint32_t most = max == EXPR_UNBOUNDED ? max : max - first;
-        const uint32_t more = SEQ(x, expr_char(x, ','), schema_space(x), expr_rule(x, rule));
+        const uint32_t more = next_member(x, rule);
         if (first) {
             tail = expr_repeat(x, more, least, most);
         } else {
-            tail = SEQ(x, expr_rule(x, rule),
-                       expr_repeat(x, more, least ? least - 1 : 0, most == EXPR_UNBOUNDED ? most : most - 1));
+            tail = EXPR_SEQ(x, expr_rule(x, rule),
+                            expr_repeat(x, more, least ? least - 1 : 0,
+                                        most == EXPR_UNBOUNDED ? most : most - 1));
             if (!least) tail = expr_repeat(x, tail, 0, 1);
         }
     } else if (min > first) {
@@ -308,8 +298,8 @@ uint32_t schema_array(struct schema *s, const json_t *node)
     }
     for (uint32_t i = first; i-- > 0 && !x->failed;) {
         const uint32_t item = schema_node(s, json_array_get(prefix, i), "prefixItems");
-        const uint32_t one = i ? SEQ(x, expr_char(x, ','), schema_space(x), item, tail) : SEQ(x, item, tail);
+        const uint32_t one = json_form(x, i ? ", $$" : "$$", item, tail);
         tail = i >= min ? expr_repeat(x, one, 0, 1) : one;
     }
-    return SEQ(x, expr_char(x, '['), schema_space(x), tail, schema_space(x), expr_char(x, ']'));
+    return json_form(x, "[ $ ]", tail);
 }

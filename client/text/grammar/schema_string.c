@@ -130,8 +130,7 @@ static void define(struct product *p, uint32_t number)
                           PRODUCT_MAX);
             return;
         }
-        const uint32_t seq = expr_add(x, expr_seq(x), expr_byte(x, byte, first - 1));
-        expr_add(x, alt, expr_add(x, seq, expr_rule(x, p->rule[target])));
+        expr_add(x, alt, EXPR_SEQ(x, expr_byte(x, byte, first - 1), expr_rule(x, p->rule[target])));
     }
     exprs_define(x, p->rule[number], alt);
 }
@@ -201,7 +200,6 @@ uint32_t schema_string(struct schema *s, const json_t *node)
     else if (bounded)
         inner = expr_repeat(x, json_text_any(x), min, max);
     else
-        return expr_rule(x, json_rule(x, ANY_STRING));
-    const uint32_t seq = expr_add(x, expr_add(x, expr_seq(x), expr_char(x, '"')), inner);
-    return expr_add(x, seq, expr_char(x, '"'));
+        return json_any(x, ANY_STRING);
+    return json_form(x, "\"$\"", inner);
 }
