@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/units.h"
+
 #define DEPTH_MAX 100
 #define NAME_MAX  64
 #define SET_MAX   512
@@ -131,10 +133,7 @@ static uint32_t read_hex(struct parser *p, uint32_t digits)
     uint32_t value = 0;
     for (uint32_t i = 0; i < digits; i++, p->at++) {
         const char c = look(p);
-        const int d = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                             : -1;
+        const int d = units_hex_digit(c);
         if (d < 0) {
             REFUSE(p, HELM_E_FORMAT, "%zu: an escape needs %u hexadecimal digits", p->line, digits);
             return 0;

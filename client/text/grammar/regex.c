@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/text/grammar/json_text.h"
+#include "common/base/units.h"
 
 #define DEPTH_MAX 100
 #define SET_MAX   512 /* ranges of one class */
@@ -89,10 +90,7 @@ static uint32_t read_hex(struct parser *p, uint32_t digits)
     uint32_t value = 0;
     for (uint32_t i = 0; i < digits; i++) {
         const char c = p->at < p->length ? p->text[p->at] : 0;
-        const int d = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                             : -1;
+        const int d = units_hex_digit(c);
         if (d < 0) {
             REFUSE(p, HELM_E_FORMAT, "byte %zu is no hexadecimal digit of an escape", p->at);
             return 0;

@@ -61,13 +61,12 @@ uint32_t schema_count(struct schema *s, const json_t *node, const char *key, uin
 
 /* ---- types ---- */
 
-static const char *const type_names[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
-#define TYPES 7
+const char *const schema_type_names[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
 
 static uint32_t type_of_name(struct schema *s, const json_t *name)
 {
-    for (uint32_t i = 0; i < TYPES && json_is_string(name); i++)
-        if (strcmp(type_names[i], json_string_value(name)) == 0)
+    for (uint32_t i = 0; i < SCHEMA_TYPES && json_is_string(name); i++)
+        if (strcmp(schema_type_names[i], json_string_value(name)) == 0)
             return 1u << i | (1u << i == SCHEMA_NUMBER ? SCHEMA_INTEGER : 0);
     schema_refuse(s, HELM_E_FORMAT,
                   "'type' is not one of null, boolean, integer, number, string, array and object, or a "
@@ -98,42 +97,6 @@ static uint32_t type_of_value(struct schema *s, const json_t *value)
     }
 }
 
-static bool is_known_format(const json_t *format)
-{
-    return json_is_string(format) && schema_format_pattern(json_string_value(format));
-}
-
-/* Types that the keywords of one type mean without `type`: the texts that fit are some of those that would be
- * allowed. */
-static uint32_t inferred_types(const json_t *node)
-{
-    static const struct {
-        const char *key;
-        uint32_t types;
-    } hints[] = {{"properties", SCHEMA_OBJECT},
-                 {"required", SCHEMA_OBJECT},
-                 {"additionalProperties", SCHEMA_OBJECT},
-                 {"propertyNames", SCHEMA_OBJECT},
-                 {"items", SCHEMA_ARRAY},
-                 {"prefixItems", SCHEMA_ARRAY},
-                 {"minItems", SCHEMA_ARRAY},
-                 {"maxItems", SCHEMA_ARRAY},
-                 {"minLength", SCHEMA_STRING},
-                 {"maxLength", SCHEMA_STRING},
-                 {"pattern", SCHEMA_STRING},
-                 {"format", SCHEMA_STRING},
-                 {"minimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
-                 {"maximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
-                 {"exclusiveMinimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
-                 {"exclusiveMaximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
-                 {"multipleOf", SCHEMA_NUMBER | SCHEMA_INTEGER}};
-    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++)
-        if (json_object_get(node, hints[i].key) &&
-            (strcmp(hints[i].key, "format") != 0 || is_known_format(json_object_get(node, "format"))))
-            return hints[i].types;
-    return SCHEMA_ALL;
-}
-
 uint32_t schema_types(struct schema *s, const json_t *node)
 {
     const json_t *type = json_object_get(node, "type"), *item, *list = json_object_get(node, "enum");
@@ -156,10 +119,10 @@ static uint32_t one_type(struct schema *s, const json_t *node, uint32_t type)
     const uint32_t alt = expr_alt(s->x);
     switch (type) {
     case SCHEMA_NULL:
-        return expr_text(s->x, "null", 4);
+        return expr_string(s->x, "null");
     case SCHEMA_BOOLEAN:
-        expr_add(s->x, alt, expr_text(s->x, "true", 4));
-        return expr_add(s->x, alt, expr_text(s->x, "false", 5));
+        expr_add(s->x, alt, expr_string(s->x, "true"));
+        return expr_add(s->x, alt, expr_string(s->x, "false"));
     case SCHEMA_INTEGER:
         return schema_number(s, node, true);
     case SCHEMA_NUMBER:
@@ -267,16 +230,19 @@ const json_t *schema_resolve(struct schema *s, const json_t *node)
 
 #define ONE_OF_STEPS 16 /* of comparing two schemas that name no values */
 
+json_t *schema_keep(struct schema *s, json_t *value)
+{
+    if (value && json_array_append_new(s->made, value) == 0) return value;
+    exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    return NULL;
+}
+
 /* A copy without one keyword; owned by s->made. */
 static json_t *without(struct schema *s, const json_t *node, const char *key)
 {
     if (!schema_charge(s, json_object_size(node))) return NULL;
-    json_t *copy = json_copy((json_t *)node);
-    if (!copy || json_array_append_new(s->made, copy)) {
-        exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
-        return NULL;
-    }
-    json_object_del(copy, key);
+    json_t *copy = schema_keep(s, json_copy((json_t *)node));
+    if (copy) json_object_del(copy, key);
     return copy;
 }
 
@@ -402,15 +368,11 @@ static uint32_t body(struct schema *s, const json_t *node)
         return 0;
     }
     if (constant) {
-        json_t *one = json_pack("[O]", constant);
-        if (!one || json_array_append_new(s->made, one)) {
-            exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
-            return 0;
-        }
-        return constants(s, node, one);
+        const json_t *one = schema_keep(s, json_pack("[O]", constant));
+        return one ? constants(s, node, one) : 0;
     }
     if (list) return constants(s, node, list);
-    uint32_t types = json_object_get(node, "type") ? schema_types(s, node) : inferred_types(node);
+    uint32_t types = json_object_get(node, "type") ? schema_types(s, node) : schema_inferred_types(node);
     if (types == SCHEMA_ALL && !says_more(node, "type")) return json_any(s->x, ANY_VALUE);
     if (types & SCHEMA_NUMBER) types &= ~(uint32_t)SCHEMA_INTEGER;
     const uint32_t alt = expr_alt(s->x);

@@ -67,6 +67,35 @@ struct schema {
     char path[SCHEMA_PATH_MAX];
 };
 
+/* How two values of a keyword are merged, where one value has both schemas. */
+enum merge_kind {
+    MERGE_EQUAL, /* they must be the same */
+    MERGE_NOTHING,
+    MERGE_LARGER,
+    MERGE_SMALLER,
+    MERGE_BOTH,
+    MERGE_MEMBERS,
+    MERGE_UNION,
+    MERGE_ENUM,
+    MERGE_TYPE
+};
+struct schema_keyword {
+    const char *name;
+    uint32_t types;        /* that are meant where `type` is not there; 0: it says nothing about them */
+    enum merge_kind merge; /* MERGE_NOTHING: an annotation */
+    unsigned neutral;      /* values that exclude nothing */
+    bool refused;          /* with other values */
+};
+/* Its row; that of a refused one where the name is unknown. */
+const struct schema_keyword *schema_keyword(const char *name);
+/* Types that the keywords of one type mean without `type`: the texts that fit are some of those that would be
+ * allowed. */
+uint32_t schema_inferred_types(const json_t *node);
+/* A fresh value that lives as long as the schema is read; takes it. NULL: refused. */
+json_t *schema_keep(struct schema *s, json_t *value);
+#define SCHEMA_TYPES 7
+extern const char *const schema_type_names[SCHEMA_TYPES];
+
 /* Notes a failure with the path. */
 void schema_refuse(struct schema *s, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
 /* Whether a member of a schema says nothing about a value: an annotation, or a keyword whose value excludes

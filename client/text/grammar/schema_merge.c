@@ -4,61 +4,6 @@
 
 #include "client/text/grammar/schema.h"
 
-/* How a keyword that both have is merged. */
-enum merge_kind {
-    MERGE_NOTHING,
-    MERGE_LARGER,
-    MERGE_SMALLER,
-    MERGE_BOTH,
-    MERGE_MEMBERS,
-    MERGE_UNION,
-    MERGE_ENUM,
-    MERGE_TYPE
-};
-static const struct {
-    const char *name;
-    enum merge_kind kind;
-} rows[] = {{"title", MERGE_NOTHING},
-            {"description", MERGE_NOTHING},
-            {"default", MERGE_NOTHING},
-            {"example", MERGE_NOTHING},
-            {"examples", MERGE_NOTHING},
-            {"deprecated", MERGE_NOTHING},
-            {"readOnly", MERGE_NOTHING},
-            {"writeOnly", MERGE_NOTHING},
-            {"$schema", MERGE_NOTHING},
-            {"$id", MERGE_NOTHING},
-            {"$comment", MERGE_NOTHING},
-            {"$defs", MERGE_NOTHING},
-            {"definitions", MERGE_NOTHING},
-            {"discriminator", MERGE_NOTHING},
-            {"minimum", MERGE_LARGER},
-            {"exclusiveMinimum", MERGE_LARGER},
-            {"minProperties", MERGE_LARGER},
-            {"minLength", MERGE_LARGER},
-            {"minItems", MERGE_LARGER},
-            {"maximum", MERGE_SMALLER},
-            {"exclusiveMaximum", MERGE_SMALLER},
-            {"maxLength", MERGE_SMALLER},
-            {"maxItems", MERGE_SMALLER},
-            {"items", MERGE_BOTH},
-            {"additionalProperties", MERGE_BOTH},
-            {"properties", MERGE_MEMBERS},
-            {"required", MERGE_UNION},
-            {"enum", MERGE_ENUM},
-            {"type", MERGE_TYPE}};
-
-static enum merge_kind kind_of(const char *name, bool *known)
-{
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].name, name) == 0) {
-            *known = true;
-            return rows[i].kind;
-        }
-    *known = strncmp(name, "x-", 2) == 0;
-    return MERGE_NOTHING;
-}
-
 void schema_decimal(struct schema *s, const json_t *number, struct decimal *out)
 {
     const char *text = json_number_text(s->x->numbers, number);
@@ -147,13 +92,12 @@ static json_t *merge_lists(struct schema *s, const json_t *a, const json_t *b, b
 
 static json_t *merge_types(struct schema *s, const json_t *a, const json_t *b)
 {
-    static const char *const names[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
     json_t *first = json_pack("{s:O}", "type", a), *second = json_pack("{s:O}", "type", b),
            *out = json_array();
     const uint32_t types = schema_types(s, first) & schema_types(s, second);
-    for (uint32_t i = 0; i < 7; i++)
+    for (uint32_t i = 0; i < SCHEMA_TYPES; i++)
         if ((types >> i & 1) && !(1u << i == SCHEMA_INTEGER && (types & SCHEMA_NUMBER)))
-            json_array_append_new(out, json_string(names[i]));
+            json_array_append_new(out, json_string(schema_type_names[i]));
     json_decref(first);
     json_decref(second);
     return out;
@@ -174,13 +118,13 @@ static json_t *merge_bounds(struct schema *s, const char *name, const json_t *a,
 
 static json_t *merge_values(struct schema *s, const char *name, const json_t *a, const json_t *b)
 {
-    bool known;
-    const enum merge_kind kind = kind_of(name, &known);
-    if (!known && !schema_same_value(s, a, b)) {
+    const enum merge_kind kind = schema_keyword(name)->merge;
+    if (kind == MERGE_EQUAL && !schema_same_value(s, a, b)) {
         schema_refuse(s, HELM_E_UNSUPPORTED, "two different '%.64s' of one value are not supported", name);
         return NULL;
     }
     switch (kind) {
+    case MERGE_EQUAL:
     case MERGE_NOTHING:
         return json_incref((json_t *)a);
     case MERGE_LARGER:
@@ -233,8 +177,8 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b)
                               2 * json_object_size(json_object_get(a, "properties")) +
                               2 * json_object_size(json_object_get(b, "properties"))))
         return NULL;
-    json_t *out = json_copy((json_t *)a), *of_a = bound_members(s, b, a), *of_b = bound_members(s, a, b);
-    if (!out || json_array_append_new(s->made, out)) exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    json_t *out = schema_keep(s, json_copy((json_t *)a));
+    json_t *of_a = bound_members(s, b, a), *of_b = bound_members(s, a, b);
     if (of_a && !s->x->failed) json_object_set(out, "properties", of_a);
     json_object_foreach((json_t *)b, name, value)
     {
@@ -271,6 +215,25 @@ static bool have_other_values(struct schema *s, const json_t *a, const json_t *b
     return true;
 }
 
+/* Whether what `a` requires does not fit `b`. deep: also where both require it. */
+static bool requires_other(struct schema *s, const json_t *a, const json_t *b, bool deep)
+{
+    const json_t *item;
+    size_t i;
+    bool disjoint = false;
+    json_array_foreach(json_object_get(a, "required"), i, item)
+    {
+        const char *name = json_string_value(item);
+        if (disjoint || !name) continue;
+        const json_t *of_a = json_object_get(json_object_get(a, "properties"), name),
+                     *of_b = json_object_get(json_object_get(b, "properties"), name);
+        disjoint = !of_b && json_is_false(json_object_get(b, "additionalProperties"));
+        if (deep && of_a && of_b && has(s, json_object_get(b, "required"), item))
+            disjoint = schema_are_disjoint(s, of_a, of_b);
+    }
+    return disjoint;
+}
+
 bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
 {
     if (++s->depth > SCHEMA_DEPTH_MAX) {
@@ -288,24 +251,8 @@ bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
         if (s->x->failed) return false;
         const uint32_t types = schema_types(s, a) & schema_types(s, b);
         disjoint = types == 0 || have_other_values(s, a, b);
-        const json_t *required = json_object_get(a, "required"),
-                     *closed = json_object_get(b, "additionalProperties");
-        for (size_t i = 0; i < json_array_size(required) && types == SCHEMA_OBJECT && !disjoint; i++) {
-            const json_t *name = json_array_get(required, i);
-            const char *text = json_string_value(name);
-            const json_t *of_a = text ? json_object_get(json_object_get(a, "properties"), text) : NULL;
-            const json_t *of_b = text ? json_object_get(json_object_get(b, "properties"), text) : NULL;
-            if (of_a && of_b && has(s, json_object_get(b, "required"), name))
-                disjoint = schema_are_disjoint(s, of_a, of_b);
-            disjoint = disjoint || (text && !of_b && json_is_false(closed));
-        }
-        required = json_object_get(b, "required");
-        closed = json_object_get(a, "additionalProperties");
-        for (size_t i = 0; i < json_array_size(required) && types == SCHEMA_OBJECT && !disjoint; i++) {
-            const char *text = json_string_value(json_array_get(required, i));
-            disjoint =
-                text && json_is_false(closed) && !json_object_get(json_object_get(a, "properties"), text);
-        }
+        if (types == SCHEMA_OBJECT && !disjoint)
+            disjoint = requires_other(s, a, b, true) || requires_other(s, b, a, false);
     }
     s->depth--;
     return disjoint;
