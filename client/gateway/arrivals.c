@@ -34,34 +34,15 @@
 
 /* ---- lists ------------------------------------------------------------------------------------------ */
 
-/* After the other addresses that have connections to be served. */
-static void queue_address(struct peers *p, struct peer_address *from)
-{
-    from->after = NULL;
-    if (p->turn)
-        p->turn_last->after = from;
-    else
-        p->turn = from;
-    p->turn_last = from;
-}
-
-static void unqueue_address(struct peers *p, struct peer_address *from)
-{
-    struct peer_address **at = &p->turn, *before = NULL;
-    for (; *at != from; at = &before->after) before = *at;
-    *at = from->after;
-    if (p->turn_last == from) p->turn_last = before;
-}
-
 static void wait_in(struct peer *peer, struct peer_list *list)
 {
     peer->waits = list;
-    peer_list_append(list, peer);
+    TAILQ_INSERT_TAIL(list, peer, link);
 }
 
 static void make_ready(struct peers *p, struct peer *peer)
 {
-    if (!peer->from->ready.first) queue_address(p, peer->from);
+    if (TAILQ_EMPTY(&peer->from->ready)) TAILQ_INSERT_TAIL(&p->turns, peer->from, turn);
     wait_in(peer, &peer->from->ready);
 }
 
@@ -69,9 +50,9 @@ void arrivals_forget(struct peers *p, struct peer *peer)
 {
     struct peer_address *from = peer->from;
     const bool ready = peer->waits == &from->ready;
-    peer_list_remove(peer->waits, peer);
+    TAILQ_REMOVE(peer->waits, peer, link);
     peer->waits = NULL;
-    if (ready && !from->ready.first) unqueue_address(p, from);
+    if (ready && TAILQ_EMPTY(&from->ready)) TAILQ_REMOVE(&p->turns, from, turn);
     if (peer->started) return;
     from->waiting--;
     p->waiting--;
@@ -88,15 +69,16 @@ static void turn_away(struct peers *p, struct peer *peer)
  * the oldest. */
 static struct peer *who_gives_way(const struct peers *p)
 {
-    const struct peer_address *most = p->addresses;
-    for (const struct peer_address *a = p->addresses; a; a = a->next)
+    const struct peer_address *most = SLIST_FIRST(&p->addresses);
+    for (const struct peer_address *a = most; a; a = SLIST_NEXT(a, next))
         if (a->waiting > most->waiting) most = a;
-    struct peer *peer = most->ready.last;
-    while (peer && peer->started) peer = peer->previous; /* that has a place and a request */
+    struct peer *peer = TAILQ_LAST(&most->ready, peer_list);
+    while (peer && peer->started)
+        peer = TAILQ_PREV(peer, peer_list, link); /* that has a place and a request */
     if (!peer)
-        for (peer = p->health.first; peer && peer->from != most;) peer = peer->next;
+        for (peer = TAILQ_FIRST(&p->health); peer && peer->from != most;) peer = TAILQ_NEXT(peer, link);
     if (!peer)
-        for (peer = p->silent.first; peer->from != most;) peer = peer->next;
+        for (peer = TAILQ_FIRST(&p->silent); peer->from != most;) peer = TAILQ_NEXT(peer, link);
     return peer;
 }
 
@@ -107,7 +89,7 @@ static void hear(struct peers *p, struct peer *peer)
 {
     const enum health_asks asks = health_asks(peer->fd);
     if (asks == HEALTH_SILENT) return;
-    peer_list_remove(&p->silent, peer);
+    TAILQ_REMOVE(&p->silent, peer, link);
     if (asks == HEALTH_ASKED)
         wait_in(peer, &p->health);
     else
@@ -137,7 +119,7 @@ static void serve_health(struct gateway *g, struct peer *peer)
         turn_away(p, peer);
         return;
     }
-    peer_list_remove(&p->health, peer);
+    TAILQ_REMOVE(&p->health, peer, link);
     if (answer == HEALTH_NONE) {
         make_ready(p, peer);
     } else {
@@ -150,10 +132,11 @@ bool arrivals_may_go(struct gateway *g, struct exchange *ex)
 {
     struct peers *p = &g->peers;
     struct peer *peer = ex->peer;
-    const bool health = ex->route->reserve && p->answered < HEALTH, free = !p->turn && p->work > 0;
+    const bool health = ex->route->reserve && p->answered < HEALTH,
+               free = TAILQ_EMPTY(&p->turns) && p->work > 0;
     if (ex->called || ex->dropped || peer->waits) return true;
     if (!peer->admitted && !health && !free) {
-        peer_list_remove(&p->served, peer);
+        TAILQ_REMOVE(&p->served, peer, link);
         make_ready(p, peer);
         return false;
     }
@@ -215,39 +198,41 @@ void arrivals_serve(struct gateway *g)
     struct peers *p = &g->peers;
     if (p->listen_fd < 0) arrivals_close(g);
     if (p->knocked && p->listen_fd >= 0) accept_some(g);
-    while (p->health.last && p->answered < HEALTH) serve_health(g, p->health.last);
-    for (p->work = WORK; p->work > 0 && p->turn;) {
-        struct peer_address *from = p->turn;
-        struct peer *peer = from->ready.first;
+    while (!TAILQ_EMPTY(&p->health) && p->answered < HEALTH)
+        serve_health(g, TAILQ_LAST(&p->health, peer_list));
+    for (p->work = WORK; p->work > 0 && !TAILQ_EMPTY(&p->turns);) {
+        struct peer_address *from = TAILQ_FIRST(&p->turns);
+        struct peer *peer = TAILQ_FIRST(&from->ready);
         p->work -= peer->started ? 1 : WORK_NEW;
         serve(g, peer);
-        if (p->turn != from || p->turn_last == from) continue;
-        unqueue_address(p, from); /* after the others */
-        queue_address(p, from);
+        if (TAILQ_FIRST(&p->turns) != from) continue;
+        TAILQ_REMOVE(&p->turns, from, turn); /* after the others */
+        TAILQ_INSERT_TAIL(&p->turns, from, turn);
     }
     p->answered = 0;
 }
 
 bool arrivals_wait(const struct peers *p)
 {
-    return p->turn || p->health.first;
+    return !TAILQ_EMPTY(&p->turns) || !TAILQ_EMPTY(&p->health);
 }
 
 void arrivals_tick(struct gateway *g)
 {
     struct peers *p = &g->peers;
-    while (p->silent.first && units_now_us() - p->silent.first->since_us > g->request_us)
-        turn_away(p, p->silent.first);
+    struct peer *peer;
+    while ((peer = TAILQ_FIRST(&p->silent)) && units_now_us() - peer->since_us > g->request_us)
+        turn_away(p, peer);
 }
 
 void arrivals_close(struct gateway *g)
 {
     struct peers *p = &g->peers;
     struct peer *peer;
-    while (p->turn)
-        if ((peer = p->turn->ready.first)->started)
+    while (!TAILQ_EMPTY(&p->turns))
+        if ((peer = TAILQ_FIRST(&TAILQ_FIRST(&p->turns)->ready))->started)
             serve(g, peer);
         else
             turn_away(p, peer);
-    while ((peer = p->health.first ? p->health.first : p->silent.first)) turn_away(p, peer);
+    while ((peer = TAILQ_FIRST(&p->health)) || (peer = TAILQ_FIRST(&p->silent))) turn_away(p, peer);
 }

@@ -10,11 +10,11 @@
 static struct exchange *give_up(struct gateway *g, const struct user *user)
 {
     struct exchange *largest = NULL;
-    for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
+    for (struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
         if (ex->whose == user && ex->state == EXCHANGE_BODY &&
             ex->body.length > (largest ? largest->body.length : 0))
             largest = ex;
-    for (struct exchange *ex = g->exchanges; ex && !largest; ex = ex->next)
+    for (struct exchange *ex = LIST_FIRST(&g->exchanges); ex && !largest; ex = LIST_NEXT(ex, link))
         if (ex->whose == user && ex->state == EXCHANGE_WORK && !ex->writes && jobs_withdraw(g->jobs, ex))
             largest = ex;
     return largest;

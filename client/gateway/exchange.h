@@ -7,6 +7,7 @@
 #pragma once
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <time.h>
 
 #include "client/gateway/ask.h"
@@ -87,14 +88,17 @@ enum exchange_state {
     EXCHANGE_ANSWER, /* the answer's status is known: libmicrohttpd fetches it */
 };
 
+/* Exchanges that are passed on, linked by `job`, in the order in which they came. */
+STAILQ_HEAD(exchange_list, exchange);
+
 struct exchange {
     struct gateway *gateway;
     void *connection; /* of libmicrohttpd */
     const struct route *route;
     struct peer *peer;
     enum exchange_state state;
-    struct exchange *next, *previous; /* all of them */
-    struct exchange *job;             /* next in a queue of jobs.c */
+    LIST_ENTRY(exchange) link;  /* all of them */
+    STAILQ_ENTRY(exchange) job; /* of a queue of jobs.c */
     char id[33];
     char user[64];      /* whose key it was, for the log */
     struct user *whose; /* users.h; NULL: it was refused before that was known */
@@ -128,25 +132,6 @@ struct exchange {
     atomic_bool gone;   /* the client went away; a thread looks at it, too */
     bool dropped;       /* the answer ends without its end */
 };
-
-/* Exchanges that are passed on, linked by `job`, in the order in which they came. */
-struct exchange_list {
-    struct exchange *first, **last; /* last: valid while there is a first one */
-};
-static inline void exchange_list_add(struct exchange_list *list, struct exchange *exchange)
-{
-    exchange->job = NULL;
-    if (!list->first) list->last = &list->first;
-    *list->last = exchange;
-    list->last = &exchange->job;
-}
-/* The first one, which is the caller's then; NULL: there is none. */
-static inline struct exchange *exchange_list_take(struct exchange_list *list)
-{
-    struct exchange *first = list->first;
-    if (first) list->first = first->job;
-    return first;
-}
 
 /* The gateway's: more output, or an end. Wakes the connection. */
 void exchange_wake(struct exchange *exchange);

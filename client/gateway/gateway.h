@@ -44,7 +44,7 @@ struct gateway {
     struct jobs *jobs;
     struct inquiry *inquiry;
     struct metrics metrics;
-    struct exchange *exchanges;
+    LIST_HEAD(, exchange) exchanges;
     struct users users;
     bool names_users;    /* helmd is told whose a request is */
     uint64_t request_us; /* longest time of a request's receipt, and of fetching an answer that is over */

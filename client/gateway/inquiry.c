@@ -221,7 +221,7 @@ static void wait_for_work(struct inquiry *q)
     const uint64_t until = q->tick_us + TICK_US;
     const struct timespec when = {.tv_sec = (time_t)(until / 1000000),
                                   .tv_nsec = (long)(until % 1000000) * 1000};
-    while (!q->quit && !q->waiting.first && !q->lost && units_now_us() < until)
+    while (!q->quit && STAILQ_EMPTY(&q->waiting) && !q->lost && units_now_us() < until)
         (void)pthread_cond_timedwait(&q->more, &q->lock, &when);
 }
 
@@ -233,7 +233,8 @@ static void *run(void *argument)
         wait_for_work(q);
         if (q->quit) break;
         struct helm_client *lost = q->lost;
-        struct exchange *ex = exchange_list_take(&q->waiting);
+        struct exchange *ex = STAILQ_FIRST(&q->waiting);
+        if (ex) STAILQ_REMOVE_HEAD(&q->waiting, job);
         q->lost = NULL;
         pthread_mutex_unlock(&q->lock);
         helm_disconnect(&lost);
@@ -242,9 +243,9 @@ static void *run(void *argument)
         pthread_mutex_lock(&q->lock);
         if (ex) {
             take_facts(q, ex);
-            exchange_list_add(&q->done, ex);
+            STAILQ_INSERT_TAIL(&q->done, ex, job);
         }
-        if (q->done.first || q->made) raise_event(q);
+        if (!STAILQ_EMPTY(&q->done) || q->made) raise_event(q);
     }
     pthread_mutex_unlock(&q->lock);
     return NULL;
@@ -260,6 +261,8 @@ int inquiry_open(const struct cli *cli, struct inquiry **out, struct helm_err *e
     if (!q) return helm_fail(err, HELM_E_NOMEM, "no memory for a thread");
     q->cli = *cli;
     q->cli.client = NULL;
+    STAILQ_INIT(&q->waiting);
+    STAILQ_INIT(&q->done);
     pthread_mutex_init(&q->lock, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -310,7 +313,7 @@ bool inquiry_push(struct inquiry *q, struct exchange *ex)
     pthread_mutex_lock(&q->lock);
     const bool waits = !q->silent;
     if (waits) {
-        exchange_list_add(&q->waiting, ex);
+        STAILQ_INSERT_TAIL(&q->waiting, ex, job);
         pthread_cond_signal(&q->more);
     } else {
         take_facts(q, ex);
@@ -324,8 +327,8 @@ struct exchange *inquiry_take(struct inquiry *q)
     uint64_t count;
     (void)!read(q->event_fd, &count, sizeof count); /* EAGAIN: it was not raised */
     pthread_mutex_lock(&q->lock);
-    struct exchange *all = q->done.first;
-    q->done.first = NULL;
+    struct exchange *all = STAILQ_FIRST(&q->done);
+    STAILQ_INIT(&q->done);
     pthread_mutex_unlock(&q->lock);
     return all;
 }

@@ -36,7 +36,7 @@ static void *run(void *argument)
         exchange_work(exchange);
         pthread_mutex_lock(&jobs->lock);
         users_queue_done(exchange->whose); /* its next one is this thread's to take, if it is its turn */
-        exchange_list_add(&jobs->done, exchange);
+        STAILQ_INSERT_TAIL(&jobs->done, exchange, job);
         (void)!write(jobs->event_fd, &one, sizeof one); /* EAGAIN: it is raised already */
     }
     pthread_mutex_unlock(&jobs->lock);
@@ -50,6 +50,7 @@ int jobs_open(uint32_t threads, struct jobs **out, struct helm_err *err)
     if (!jobs) return helm_fail(err, HELM_E_NOMEM, "no memory for threads");
     pthread_mutex_init(&jobs->lock, NULL);
     pthread_cond_init(&jobs->more, NULL);
+    STAILQ_INIT(&jobs->done);
     users_queue_open(&jobs->waiting, threads > 1 ? threads - 1 : 1);
     jobs->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = jobs->event_fd < 0 ? helm_fail_errno(err, "eventfd") : 0;
@@ -89,8 +90,8 @@ struct exchange *jobs_take(struct jobs *jobs)
     uint64_t count;
     (void)!read(jobs->event_fd, &count, sizeof count); /* EAGAIN: it was not raised */
     pthread_mutex_lock(&jobs->lock);
-    struct exchange *all = jobs->done.first;
-    jobs->done.first = NULL;
+    struct exchange *all = STAILQ_FIRST(&jobs->done);
+    STAILQ_INIT(&jobs->done);
     pthread_mutex_unlock(&jobs->lock);
     return all;
 }

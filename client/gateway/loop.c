@@ -55,7 +55,7 @@ void loop_listen(struct gateway *g, bool on)
 static void take_jobs(struct gateway *g)
 {
     for (struct exchange *ex = jobs_take(g->jobs), *next; ex; ex = next) {
-        next = ex->job;
+        next = STAILQ_NEXT(ex, job);
         exchange_start(ex);
     }
 }
@@ -63,7 +63,7 @@ static void take_jobs(struct gateway *g)
 static void take_informed(struct gateway *g)
 {
     for (struct exchange *ex = inquiry_take(g->inquiry), *next; ex; ex = next) {
-        next = ex->job;
+        next = STAILQ_NEXT(ex, job);
         exchange_informed(ex);
     }
 }
@@ -144,7 +144,7 @@ static void take_signal(struct gateway *g)
 
 static bool any_open(const struct gateway *g)
 {
-    for (const struct exchange *ex = g->exchanges; ex; ex = ex->next)
+    for (const struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
         if (ex->state != EXCHANGE_BODY || ex->called) return true;
     return false;
 }

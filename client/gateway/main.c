@@ -207,6 +207,7 @@ int main(int argc, char **argv)
     args_parse_main(&spec, argc, argv, &parsed);
     g.cli.global = &spec;
     g.cli.signal_fd = g.epoll_fd = g.peers.listen_fd = -1;
+    peers_init(&g.peers);
     if (log_level_parse(o.log_level, &level, &err) < 0) return args_usage_error(&spec, &err);
     log_init("helm-gateway", level);
     signal(SIGPIPE, SIG_IGN); /* a client that went away is a failed write */

@@ -52,7 +52,8 @@ void metrics_write(struct gateway *g, const struct inquiry_fact *status, const s
     const struct metrics *m = &g->metrics;
     const uint64_t age_us = status ? units_now_us() - status->at_us : 0;
     size_t open = 0;
-    for (const struct exchange *ex = g->exchanges; ex; ex = ex->next) open += ex->choice_count && !ex->over;
+    for (const struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
+        open += ex->choice_count && !ex->over;
     write_requests(out, m);
     exposition_gauge(out, "helm_gateway_generations_open", (double)open,
                      "Requests whose answers are being generated.");

@@ -25,41 +25,12 @@
 #define SILENT_US  20000   /* until which they may still come */
 #define FETCHES_US 5000000 /* from which on a whole answer that is not fetched may give way */
 
-/* ---- lists ------------------------------------------------------------------------------------------ */
-
-void peer_list_append(struct peer_list *list, struct peer *peer)
+void peers_init(struct peers *p)
 {
-    peer->next = NULL;
-    peer->previous = list->last;
-    if (list->last)
-        list->last->next = peer;
-    else
-        list->first = peer;
-    list->last = peer;
-}
-
-static void list_push(struct peer_list *list, struct peer *peer)
-{
-    peer->next = list->first;
-    peer->previous = NULL;
-    if (list->first)
-        list->first->previous = peer;
-    else
-        list->last = peer;
-    list->first = peer;
-}
-
-void peer_list_remove(struct peer_list *list, struct peer *peer)
-{
-    if (peer->previous)
-        peer->previous->next = peer->next;
-    else
-        list->first = peer->next;
-    if (peer->next)
-        peer->next->previous = peer->previous;
-    else
-        list->last = peer->previous;
-    peer->next = peer->previous = NULL;
+    TAILQ_INIT(&p->served);
+    TAILQ_INIT(&p->silent);
+    TAILQ_INIT(&p->health);
+    TAILQ_INIT(&p->turns);
 }
 
 /* ---- addresses -------------------------------------------------------------------------------------- */
@@ -81,14 +52,14 @@ static void take_bytes(const struct sockaddr_storage *at, uint8_t bytes[16])
 static struct peer_address *take_address(struct peers *p, const struct sockaddr_storage *at)
 {
     uint8_t bytes[16];
-    struct peer_address *a = p->addresses;
+    struct peer_address *a = SLIST_FIRST(&p->addresses);
     take_bytes(at, bytes);
-    while (a && memcmp(a->bytes, bytes, sizeof bytes) != 0) a = a->next;
+    while (a && memcmp(a->bytes, bytes, sizeof bytes) != 0) a = SLIST_NEXT(a, next);
     if (!a && !(a = calloc(1, sizeof *a))) return NULL;
     if (!a->users++) {
         memcpy(a->bytes, bytes, sizeof bytes);
-        a->next = p->addresses;
-        p->addresses = a;
+        TAILQ_INIT(&a->ready);
+        SLIST_INSERT_HEAD(&p->addresses, a, next);
     }
     return a;
 }
@@ -96,9 +67,7 @@ static struct peer_address *take_address(struct peers *p, const struct sockaddr_
 static void give_back_address(struct peers *p, struct peer_address *a)
 {
     if (--a->users) return;
-    struct peer_address **at = &p->addresses;
-    while (*at != a) at = &(*at)->next;
-    *at = a->next;
+    SLIST_REMOVE(&p->addresses, a, peer_address, next);
     free(a);
 }
 
@@ -144,7 +113,7 @@ void peer_closed(struct gateway *g, struct peer *peer)
     if (peer->waits)
         arrivals_forget(p, peer);
     else
-        peer_list_remove(&p->served, peer);
+        TAILQ_REMOVE(&p->served, peer, link);
     peer_free(p, peer);
 }
 
@@ -182,7 +151,7 @@ static struct peer *who_gives_way(const struct peers *p, const struct peer_addre
     const uint64_t now = units_now_us();
     struct peer *best = NULL;
     unsigned most = 1;
-    for (struct peer *at = p->served.first; at; at = at->next) {
+    for (struct peer *at = TAILQ_FIRST(&p->served); at; at = TAILQ_NEXT(at, link)) {
         const unsigned will = from && at->from != from ? 0 : willing(at, now);
         if (will < most) continue;
         const bool better = !best || will > most || at->from->places > best->from->places ||
@@ -195,9 +164,8 @@ static struct peer *who_gives_way(const struct peers *p, const struct peer_addre
 
 static void end_oldest_reserved(struct gateway *g)
 {
-    struct peer *oldest = NULL;
-    for (struct peer *at = g->peers.served.first; at; at = at->next)
-        if (at->reserved && !at->ended) oldest = at; /* the newest is the first */
+    struct peer *oldest = TAILQ_LAST(&g->peers.served, peer_list); /* the newest is the first */
+    while (oldest && (!oldest->reserved || oldest->ended)) oldest = TAILQ_PREV(oldest, peer_list, link);
     if (!oldest) return;
     if (oldest->exchange) exchange_drop(oldest->exchange, "another client wants its place in the reserve");
     peer_end(g, oldest);
@@ -264,7 +232,7 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
         p->places++;
         peer->from->places++;
     }
-    list_push(&p->served, peer);
+    TAILQ_INSERT_HEAD(&p->served, peer, link);
     peer->admitted = true;
     p->fresh++;
     if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
@@ -276,7 +244,7 @@ void peer_admit(struct gateway *g, struct MHD_Daemon *http, struct peer *peer)
 
 void peer_go_on(struct gateway *g, struct peer *peer)
 {
-    list_push(&g->peers.served, peer);
+    TAILQ_INSERT_HEAD(&g->peers.served, peer, link);
     peer->exchange->called = true;
     if (peer->leaves) peer_event(g, peer, EPOLLRDHUP);
     exchange_wake(peer->exchange);
@@ -292,8 +260,8 @@ void peers_pause(struct gateway *g)
 
 struct peer *peers_started(struct peers *p, int fd)
 {
-    struct peer *peer = p->served.first; /* new ones are at the head */
-    while (peer && (peer->started || peer->fd != fd)) peer = peer->next;
+    struct peer *peer = TAILQ_FIRST(&p->served); /* new ones are at the head */
+    while (peer && (peer->started || peer->fd != fd)) peer = TAILQ_NEXT(peer, link);
     if (!peer) return NULL;
     peer->started = true;
     p->fresh--;
@@ -340,8 +308,8 @@ void peers_settle(struct gateway *g)
 {
     struct peers *p = &g->peers;
     if (!p->fresh && !p->hung_up) return;
-    for (struct peer *at = p->served.first, *next; at; at = next) {
-        next = at->next;
+    for (struct peer *at = TAILQ_FIRST(&p->served), *next; at; at = next) {
+        next = TAILQ_NEXT(at, link);
         if (!at->started) /* libmicrohttpd had no memory for it and closed it */
             peer_closed(g, at);
         else if (!at->hung_up || at->ended)
@@ -359,7 +327,7 @@ void peers_tick(struct gateway *g)
     const uint64_t now = units_now_us();
     if (p->paused && p->listen_fd >= 0) loop_listen(g, true);
     p->paused = false;
-    for (struct peer *at = p->served.first; at; at = at->next) {
+    for (struct peer *at = TAILQ_FIRST(&p->served); at; at = TAILQ_NEXT(at, link)) {
         if (!at->since_us || at->ended) continue;
         const char *why = NULL;
         if (now - at->since_us > g->request_us)

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 
 #include "client/gateway/framing.h"
@@ -21,25 +22,23 @@ struct exchange;
 struct gateway;
 struct MHD_Daemon;
 
-struct peer_list {
-    struct peer *first, *last;
-};
+TAILQ_HEAD(peer_list, peer);
 
 /* An IPv4 address, or the first 64 bits of an IPv6 address. */
 struct peer_address {
-    struct peer_address *next;
+    SLIST_ENTRY(peer_address) next;
     uint8_t bytes[16];
     uint32_t places; /* that it takes */
     uint32_t users;  /* peers that point here */
-    /* arrivals.c's: connections that are not served yet, what is to be served in turn, and the next address
-     * that has such */
+    /* arrivals.c's: connections that are not served yet, what is to be served in turn, and the place among
+     * addresses that have such */
     uint32_t waiting;
     struct peer_list ready;
-    struct peer_address *after;
+    TAILQ_ENTRY(peer_address) turn;
 };
 
 struct peer {
-    struct peer *next, *previous;
+    TAILQ_ENTRY(peer) link;
     struct exchange *exchange; /* its request that is under way; NULL: none */
     struct peer_address *from;
     int fd;
@@ -61,7 +60,7 @@ struct peer {
 
 struct peers {
     struct peer_list served; /* new ones are at the head */
-    struct peer_address *addresses;
+    SLIST_HEAD(, peer_address) addresses;
     int listen_fd; /* -1: no new connections */
     bool knocked;  /* a new connection waits to be accepted */
     bool paused;   /* descriptors are short: the listening socket is not watched until the next tick */
@@ -72,7 +71,7 @@ struct peers {
      * others to be served, in turn; what is left of a turn's work, and how many were asked for /health in
      * it */
     struct peer_list silent, health;
-    struct peer_address *turn, *turn_last;
+    TAILQ_HEAD(, peer_address) turns;
     uint32_t waiting, waiting_max, answered;
     uint32_t unheard; /* turns in a row in which more had news than the loop hears in one */
     int work;
@@ -81,9 +80,7 @@ struct peers {
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
 };
 
-void peer_list_append(struct peer_list *list, struct peer *peer);
-void peer_list_remove(struct peer_list *list, struct peer *peer);
-
+void peers_init(struct peers *peers);
 /* A connection that was accepted. NULL: no memory. */
 struct peer *peer_open(struct peers *peers, int fd, const struct sockaddr_storage *at);
 /* Frees one that was not admitted; its socket is the caller's. */

@@ -5,21 +5,23 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #define BYTES_MIN ((size_t)1 << 10) /* counted for each, so that empty ones are bounded too */
 
 struct owner {
     struct owner *next;
     char *name;
-    size_t bytes, responses; /* of those that exist, listed or not */
-    struct response *first, *last;
+    size_t bytes, responses;       /* of those that exist, listed or not */
+    TAILQ_HEAD(, response) listed; /* oldest first */
 };
 
 struct response {
     struct responses *of;
     struct owner *owner;
-    struct response *next, *before; /* next: in the owner's list, oldest first */
-    size_t bytes, holders;          /* being listed counts as one */
+    TAILQ_ENTRY(response) link;
+    struct response *before;
+    size_t bytes, holders; /* being listed counts as one */
     struct response_items items;
     char *text;
     size_t length;
@@ -94,21 +96,14 @@ static struct owner *find_owner(struct responses *r, const char *name)
 static struct response *find(struct responses *r, const char *name, const char *id)
 {
     const struct owner *owner = find_owner(r, name);
-    struct response *response = owner ? owner->first : NULL;
-    while (response && strcmp(response->id, id) != 0) response = response->next;
+    struct response *response = owner ? TAILQ_FIRST(&owner->listed) : NULL;
+    while (response && strcmp(response->id, id) != 0) response = TAILQ_NEXT(response, link);
     return response;
 }
 
 static void unlist(struct response *response)
 {
-    struct owner *owner = response->owner;
-    struct response **at = &owner->first, *previous = NULL;
-    while (*at != response) {
-        previous = *at;
-        at = &previous->next;
-    }
-    *at = response->next;
-    if (owner->last == response) owner->last = previous;
+    TAILQ_REMOVE(&response->owner->listed, response, link);
     let_go(response);
 }
 
@@ -118,9 +113,9 @@ static void keep_bound(struct responses *r)
     while (r->bytes > r->bytes_max) {
         struct owner *most = NULL;
         for (struct owner *o = r->owners; o; o = o->next)
-            if (o->first && (!most || o->bytes > most->bytes)) most = o;
+            if (!TAILQ_EMPTY(&o->listed) && (!most || o->bytes > most->bytes)) most = o;
         if (!most) return;
-        unlist(most->first);
+        unlist(TAILQ_FIRST(&most->listed));
     }
 }
 
@@ -174,8 +169,8 @@ char *responses_copy_item(struct responses *r, const char *name, const char *id)
     if (!r) return NULL;
     pthread_mutex_lock(&r->lock);
     const struct owner *owner = find_owner(r, name);
-    for (const struct response *response = owner ? owner->first : NULL; response && !copy;
-         response = response->next)
+    for (const struct response *response = owner ? TAILQ_FIRST(&owner->listed) : NULL; response && !copy;
+         response = TAILQ_NEXT(response, link))
         for (size_t i = 0; i < response->items.count && !copy; i++)
             if (strcmp(response->items.item[i].id, id) == 0) copy = strdup(response->items.item[i].text);
     pthread_mutex_unlock(&r->lock);
@@ -210,6 +205,7 @@ static struct owner *open_owner(struct responses *r, const char *name)
         free(owner);
         return NULL;
     }
+    TAILQ_INIT(&owner->listed);
     owner->next = r->owners;
     r->owners = owner;
     return owner;
@@ -242,11 +238,7 @@ void responses_add(struct responses *r, const struct response_new *new)
     owner->bytes += made->bytes;
     owner->responses++;
     r->bytes += made->bytes;
-    if (owner->first)
-        owner->last->next = made;
-    else
-        owner->first = made;
-    owner->last = made;
+    TAILQ_INSERT_TAIL(&owner->listed, made, link);
     if (made->bytes > r->bytes_max) unlist(made); /* nothing else goes for it */
     keep_bound(r);
     pthread_mutex_unlock(&r->lock);

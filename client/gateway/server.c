@@ -245,9 +245,7 @@ static struct exchange *begin(struct gateway *g, struct MHD_Connection *connecti
     ex->begin_us = units_now_us();
     ex->created = time(NULL);
     make_id(ex->id);
-    ex->next = g->exchanges;
-    if (ex->next) ex->next->previous = ex;
-    g->exchanges = ex;
+    LIST_INSERT_HEAD(&g->exchanges, ex, link);
     return ex;
 }
 
@@ -350,11 +348,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
     g->metrics.requests[routes_row(ex->route)][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
     if (ex->peer) peer_waits(ex->peer);
-    if (ex->previous)
-        ex->previous->next = ex->next;
-    else
-        g->exchanges = ex->next;
-    if (ex->next) ex->next->previous = ex->previous;
+    LIST_REMOVE(ex, link);
     exchange_free(ex);
     *request = NULL;
 }
@@ -396,8 +390,9 @@ static void break_silence(struct exchange *ex, uint64_t now)
 void server_tick(struct gateway *g)
 {
     const uint64_t now = units_now_us();
-    for (struct exchange *ex = g->exchanges; ex; ex = ex->next) break_silence(ex, now);
-    for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
+    for (struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
+        break_silence(ex, now);
+    for (struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
         if (ex->over_us && ex->state != EXCHANGE_WORK && !ex->dropped && now - ex->over_us > g->request_us) {
             g->metrics.slow_dropped++;
             exchange_drop(ex, "the client does not fetch its answer");
@@ -480,7 +475,8 @@ void server_close(struct gateway *g)
     server_quiesce(g);
     arrivals_close(g);
     if (server->http) {
-        for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
+        for (struct exchange *ex = LIST_FIRST(&g->exchanges); ex; ex = LIST_NEXT(ex, link))
+            exchange_drop(ex, "the gateway ends");
         for (int i = 0; i < 3; i++) (void)server_run(g); /* suspended connections end */
         MHD_stop_daemon(server->http);
     }

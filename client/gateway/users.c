@@ -17,6 +17,7 @@ struct user *users_enter(struct users *users, const char *name)
     if (!user) {
         user = calloc(1, sizeof *user);
         if (!user) return NULL;
+        STAILQ_INIT(&user->waiting);
         snprintf(user->name, sizeof user->name, "%s", name);
         user->next = users->first;
         users->first = user;
@@ -116,57 +117,38 @@ void users_close_generation(struct users *users, struct user *user)
 
 void users_queue_open(struct users_queue *queue, uint32_t at_once)
 {
-    queue->first = NULL;
-    queue->last = &queue->first;
+    TAILQ_INIT(&queue->turns);
     queue->at_once = at_once;
-}
-
-static void queue_append(struct users_queue *queue, struct user *user)
-{
-    user->after = NULL;
-    *queue->last = user;
-    queue->last = &user->after;
 }
 
 void users_queue_push(struct users_queue *queue, struct exchange *exchange)
 {
     struct user *user = exchange->whose;
-    if (!user->waiting.first) queue_append(queue, user);
-    exchange_list_add(&user->waiting, exchange);
-}
-
-/* Takes the user at *at out of the turns. */
-static void queue_unlink(struct users_queue *queue, struct user **at)
-{
-    struct user *user = *at;
-    *at = user->after;
-    if (queue->last == &user->after) queue->last = at;
+    if (STAILQ_EMPTY(&user->waiting)) TAILQ_INSERT_TAIL(&queue->turns, user, turn);
+    STAILQ_INSERT_TAIL(&user->waiting, exchange, job);
 }
 
 bool users_queue_remove(struct users_queue *queue, struct exchange *exchange)
 {
-    struct user *user = exchange->whose, **at = &queue->first;
-    struct exchange **job = &user->waiting.first;
-    while (*job && *job != exchange) job = &(*job)->job;
-    if (!*job) return false;
-    *job = exchange->job;
-    if (user->waiting.last == &exchange->job) user->waiting.last = job;
-    if (user->waiting.first) return true;
-    while (*at != user) at = &(*at)->after;
-    queue_unlink(queue, at);
+    struct user *user = exchange->whose;
+    const struct exchange *waits = STAILQ_FIRST(&user->waiting);
+    while (waits && waits != exchange) waits = STAILQ_NEXT(waits, job);
+    if (!waits) return false;
+    STAILQ_REMOVE(&user->waiting, exchange, exchange, job);
+    if (STAILQ_EMPTY(&user->waiting)) TAILQ_REMOVE(&queue->turns, user, turn);
     return true;
 }
 
 struct exchange *users_queue_take(struct users_queue *queue)
 {
-    struct user **at = &queue->first;
-    while (*at && (*at)->reading >= queue->at_once) at = &(*at)->after;
-    struct user *user = *at;
+    struct user *user = TAILQ_FIRST(&queue->turns);
+    while (user && user->reading >= queue->at_once) user = TAILQ_NEXT(user, turn);
     if (!user) return NULL;
-    queue_unlink(queue, at);
-    struct exchange *exchange = exchange_list_take(&user->waiting);
+    struct exchange *exchange = STAILQ_FIRST(&user->waiting);
+    STAILQ_REMOVE_HEAD(&user->waiting, job);
+    TAILQ_REMOVE(&queue->turns, user, turn);
+    if (!STAILQ_EMPTY(&user->waiting)) TAILQ_INSERT_TAIL(&queue->turns, user, turn); /* after all others */
     user->reading++;
-    if (user->waiting.first) queue_append(queue, user); /* after all others */
     return exchange;
 }
 

@@ -23,10 +23,10 @@ struct user {
     uint32_t requests;     /* that are open */
     size_t body_bytes;
     uint32_t generations; /* open at helmd */
-    /* the queue's: its bodies that wait, those that threads read now, and the next user that has any */
+    /* the queue's: its bodies that wait, those that threads read now, and the place among users that have any */
     struct exchange_list waiting;
     uint32_t reading;
-    struct user *after;
+    TAILQ_ENTRY(user) turn;
 };
 
 struct users {
@@ -61,7 +61,7 @@ void users_close_generation(struct users *users, struct user *user);
 /* Bodies to be read: users take turns, each with its oldest one, and at most `at_once` of a user are read at
  * once. */
 struct users_queue {
-    struct user *first, **last; /* those that have bodies waiting */
+    TAILQ_HEAD(, user) turns; /* those that have bodies waiting */
     uint32_t at_once;
 };
 void users_queue_open(struct users_queue *queue, uint32_t at_once);
