@@ -1,7 +1,7 @@
 /* Formatting texts, in both of Python's ways. "text" % arguments: %s %r %d %i %f %x %%, flags, width and
- * precision. "text".format(...): {} {0} {name.attribute[key]!r:>8}, with the specifications that templates need:
- * fill, alignment, sign, width, precision, and s, d, x, f. See jinja/value.h and jinja/eval.h. Called for the %
- * operator, the format filter and the method of texts. */
+ * precision. "text".format(...): {} {0} {name.attribute[key]!r:>8}, with the specifications that templates
+ * need: fill, alignment, sign, width, precision, and s, d, x, f. See jinja/value.h and jinja/eval.h. Called
+ * for the % operator, the format filter and the method of texts. */
 #include "client/text/jinja/eval.h"
 
 #include <math.h>
