@@ -23,7 +23,8 @@ struct user {
     uint32_t requests;     /* that are open */
     size_t body_bytes;
     uint32_t generations; /* open at helmd */
-    /* the queue's: its bodies that wait, those that threads read now, and the place among users that have any */
+    /* the queue's: its bodies that wait, those that threads read now, and the place among users that have
+     * any */
     struct exchange_list waiting;
     uint32_t reading;
     TAILQ_ENTRY(user) turn;

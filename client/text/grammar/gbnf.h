@@ -1,6 +1,6 @@
-/* Grammars in llama.cpp's notation, GBNF, as expressions. Called by grammar.c and schema_values.c. Known from its documentation:
- * rules `name ::= ...`, texts, classes, `.`, groups, | ? * + {m,n}, comments. Tokens by name or number
- * (`<...>`) are refused. */
+/* Grammars in llama.cpp's notation, GBNF, as expressions. Called by grammar.c and schema_values.c. Known from
+ * its documentation: rules `name ::= ...`, texts, classes, `.`, groups, | ? * + {m,n}, comments. Tokens by
+ * name or number (`<...>`) are refused. */
 #pragma once
 
 #include "client/text/grammar/expr.h"
