@@ -11,7 +11,6 @@ COMMON_SRC := \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
-  common/base/json_numbers.c \
   common/base/load.c \
   common/base/log.c \
   common/base/node.c \
@@ -19,7 +18,6 @@ COMMON_SRC := \
   common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
-  common/base/utf8.c \
   common/experts/slots.c \
   common/formats/bf16_packed.c \
   common/formats/block_grids.c \
@@ -38,7 +36,6 @@ COMMON_SRC := \
   common/formats/random_blocks.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
-  common/sampling/changes.c \
   common/sampling/cut.c \
   common/sampling/pass.c \
   common/sampling/sampling.c \
@@ -69,7 +66,6 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
-  common/model/drafts.c \
   common/model/fused.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
@@ -80,12 +76,8 @@ MODEL_SRC := \
   common/model/gguf_write.c \
   common/model/hub.c \
   common/model/hub_tag.c \
-  common/model/identity.c \
-  common/model/index.c \
   common/model/keys.c \
-  common/model/math.c \
   common/model/mixture.c \
-  common/model/nearest.c \
   common/model/parts.c \
   common/model/role.c \
   common/model/rope.c \
@@ -98,9 +90,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
-  common/model/vectors.c \
   common/model/weigh.c \
-  common/plan/arena_spec.c \
   common/plan/disk.c \
   common/plan/kv_tiers.c \
   common/plan/placement.c \
@@ -118,7 +108,6 @@ MODEL_SRC := \
 # what both workers are around their engines
 WORKER_SRC := \
   common/worker/batch.c \
-  common/worker/pooled.c \
   common/worker/control.c \
   common/worker/drafting.c \
   common/worker/engine.c \
@@ -132,14 +121,12 @@ CPU_SRC := \
   common/cpu/kernels/kernel_set.c \
   common/cpu/kernels/linear.c \
   common/cpu/kernels/vector.c \
-  common/cpu/pin.c \
   common/cpu/pool.c
 
 # plain reads of memory, beside which everything else is set
 READER_SRC := \
   common/cpu/kernels/probe_avx2.c \
   common/cpu/kernels/probe_avx512.c \
-  common/cpu/pin.c \
   common/cpu/pool.c \
   common/measure/reader.c
 

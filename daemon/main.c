@@ -19,9 +19,9 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
-#include "common/model/identity.h"
+#include "common/model/content.h"
 #include "daemon/clients/endpoint.h"
-#include "daemon/children/end_request.h"
+#include "daemon/children/child_run.h"
 #include "daemon/start/start.h"
 #include "daemon/steps/request.h"
 

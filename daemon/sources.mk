@@ -3,10 +3,7 @@
 DAEMON_SRC := \
   daemon/children/accelerator.c \
   daemon/children/child_run.c \
-  daemon/children/child_words.c \
-  daemon/children/end_request.c \
   daemon/children/keeper.c \
-  daemon/children/loaded.c \
   daemon/children/profiling.c \
   daemon/children/rundir.c \
   daemon/children/worker_process.c \
@@ -100,26 +97,20 @@ DAEMON_SRC := \
   daemon/steps/batcher.c \
   daemon/steps/batcher_again.c \
   daemon/steps/batcher_drafts.c \
-  daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
   daemon/steps/batcher_results.c \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
-  daemon/steps/divergence.c \
   daemon/steps/draft_count.c \
   daemon/steps/draft_layer.c \
   daemon/steps/drafts.c \
   daemon/steps/kv_pages.c \
-  daemon/steps/kv_places.c \
-  daemon/steps/pace.c \
   daemon/steps/prefix.c \
   daemon/steps/prefix_index.c \
   daemon/steps/request.c \
   daemon/steps/request_speculate.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
-  daemon/steps/session_cache.c \
-  daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
   daemon/steps/session_windows.c \
   daemon/steps/sessions.c \

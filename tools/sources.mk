@@ -52,11 +52,11 @@ helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READ
 helm-bench_LIBS := -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
-helm-bench-decode_LINK := common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/drafting.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(DISK_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/drafting.c common/worker/engine.c $(WORKER_CPU_SRC) $(DISK_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -luring -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c common/measure/reader.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pool.c common/measure/reader.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-inspect_MAIN := tools/inspect/helm_inspect.c
@@ -68,14 +68,14 @@ helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC) tools/interrupt/i
 helm-mkmodel_LIBS := -ljansson -lm
 
 helm-plan_MAIN := tools/plan/helm_plan.c
-helm-plan_LINK := $(COMMON_SRC) $(DISK_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/children/accelerator.c daemon/children/child_run.c daemon/children/child_words.c \
-  daemon/children/end_request.c daemon/children/worker_process.c daemon/observe/forecast.c daemon/observe/step_prices.c \
+helm-plan_LINK := $(COMMON_SRC) $(DISK_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/children/accelerator.c daemon/children/child_run.c \
+  daemon/children/worker_process.c daemon/observe/forecast.c daemon/observe/step_prices.c \
   daemon/steps/draft_count.c daemon/steps/draft_layer.c daemon/steps/request_speculate.c tools/plan/machine.c
 helm-plan_LIBS := -luring -ljansson -lm
 
 helm-profile_MAIN := tools/profile/helm_profile.c
-helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/drafting.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(DISK_SRC) $(CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
-  daemon/children/accelerator.c daemon/children/child_run.c daemon/children/child_words.c daemon/children/end_request.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/gpus.c daemon/planner/profile/json.c daemon/planner/profile/now.c daemon/planner/profile/programs.c daemon/planner/profile/programs_json.c daemon/children/worker_process.c \
+helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/drafting.c common/worker/engine.c $(WORKER_CPU_SRC) $(DISK_SRC) $(CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
+  daemon/children/accelerator.c daemon/children/child_run.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/gpus.c daemon/planner/profile/json.c daemon/planner/profile/now.c daemon/planner/profile/programs.c daemon/planner/profile/programs_json.c daemon/children/worker_process.c \
   tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
 helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -luring -ljansson -lm
 

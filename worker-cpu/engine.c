@@ -1,15 +1,16 @@
 /* Assembly of the CPU engine. See engine.h. */
 #include "worker-cpu/engine.h"
 
+#include <sched.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "common/base/cpu.h"
 #include "common/base/log.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "worker-cpu/disk/disk.h"
-#include "worker-cpu/print.h"
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
@@ -215,6 +216,62 @@ void engine_touch(struct pool *pool, struct engine_touched *touched)
     touched->small_bytes = job.small;
 }
 
+/* ---- the KV pool's memory after the first answers ---- */
+
+#define KV_PAGES_FIRST (256 * MIB)
+#define KV_PAGES_PIECE ARENA_HUGE_PAGE /* between looks at `stop` */
+
+/* How much of a pool of `bytes` is populated at load; a multiple of a huge page, or all of it. */
+static uint64_t kv_pages_first_bytes(uint64_t bytes)
+{
+    return bytes < KV_PAGES_FIRST ? bytes : KV_PAGES_FIRST;
+}
+
+static void *fill(void *arg)
+{
+    struct kv_filler *filler = arg;
+    uint64_t huge = 0, small = 0, start_us = units_now_us();
+    char text[UNITS_TEXT], small_text[UNITS_TEXT];
+    cpu_run_anywhere();
+    setpriority(PRIO_PROCESS, 0, 19);
+    for (uint64_t at = 0; at < filler->bytes; at += KV_PAGES_PIECE) {
+        if (atomic_load_explicit(&filler->stop, memory_order_relaxed)) return NULL;
+        uint64_t left = filler->bytes - at;
+        arena_populate(filler->arena, filler->offset + at, left < KV_PAGES_PIECE ? left : KV_PAGES_PIECE,
+                       &huge, &small);
+    }
+    log_debug("KV pool: the other %s are there, %s of them on small pages, %.1f s after READY",
+              units_format_size(filler->bytes, text), units_format_size(small, small_text),
+              (double)(units_now_us() - start_us) * 1e-6);
+    if (small > ARENA_HUGE_PAGE)
+        log_warn("KV pool: small pages: %s of the arena", units_format_size(small, small_text));
+    return NULL;
+}
+
+/* Starts populating [offset, offset + bytes) of the arena; nothing happens with 0 bytes. */
+static int kv_filler_start(struct kv_filler *filler, const struct arena *arena, uint64_t offset,
+                           uint64_t bytes, struct helm_err *err)
+{
+    if (!bytes) return 0;
+    filler->arena = arena;
+    filler->offset = offset;
+    filler->bytes = bytes;
+    int rc = pin_create_thread(&filler->thread, -1, fill, filler, err);
+    if (rc) return rc;
+    pthread_setname_np(filler->thread, "kv pages");
+    filler->started = true;
+    return 0;
+}
+
+/* Ends it, done or not. A filler that was never started is allowed. */
+static void kv_filler_stop(struct kv_filler *filler)
+{
+    if (!filler->started) return;
+    atomic_store(&filler->stop, true);
+    pthread_join(filler->thread, NULL);
+    filler->started = false;
+}
+
 /* Bytes of the cache that are there before the first token needs them; kv_filler does the rest. All of it
  * where the GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has
  * rung, and what was not there would be on small pages ever after. */
@@ -384,24 +441,17 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }
 
-static int take_model(struct engine *engine, const struct engine_options *o, struct helm_err *err)
-{
-    if (!o->made) return engine_read_model(o->folder, o->plan, &engine->model, err);
-    engine->model = *o->made;
-    *o->made = (struct model){.folder = NULL};
-    return 0;
-}
-
-int engine_load(struct engine *engine, const struct arena *arena, const struct engine_options *o,
+int engine_load(struct worker_engine *base, const struct arena *arena, const struct engine_options *o,
                 struct helm_err *err)
 {
+    struct engine *engine = (struct engine *)base;
     uint64_t start_us = units_now_us();
     const struct arena_header *h = arena_header_of(arena);
-    struct engine_report *report = &engine->base.report;
-    engine->base.ops = &cpu_engine_ops;
-    engine->base.arena = arena;
-    int rc = engine_take_self(&engine->base, o, err);
-    if (!rc) rc = take_model(engine, o, err);
+    struct engine_report *report = &base->report;
+    base->ops = &cpu_engine_ops;
+    base->arena = arena;
+    int rc = engine_take_self(base, o, err);
+    if (!rc) rc = engine_take_model(o, &engine->model, err);
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */
@@ -427,14 +477,15 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     uint64_t first = kv_first_bytes(engine);
     rc = kv_filler_start(&engine->kv_filler, arena, kv->offset + first, kv->bytes - first, err);
 out:
-    if (rc) engine_free(engine);
+    if (rc) engine_free(base);
     return rc;
 }
 
-int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
+int engine_step(struct worker_engine *base, uint32_t serial, struct helm_err *err)
 {
-    struct arena_control *control = arena_control_of(engine->base.arena);
-    const struct step *step = engine_step_of(engine->base.arena, serial, err);
+    struct engine *engine = (struct engine *)base;
+    struct arena_control *control = arena_control_of(base->arena);
+    const struct step *step = engine_step_of(base->arena, serial, err);
     if (!step) return HELM_E_PEER;
     struct step_result *result =
         engine->head ? &control->result[serial % ARENA_STEP_RING] : &engine->own_result;
@@ -443,19 +494,20 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     uint64_t waited_ns = 0;
     int rc = 0;
     if (!engine->head && engine->programs[LINEAR_EXACT].reads_tokens)
-        rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
+        rc = engine_wait_drawn(base, step, &patience, &waited_ns, err);
     const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
     if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);
     if (rc) return rc;
     if (engine->head) doorbell_ring(&control->drawn_bell, serial);
-    engine->base.times = (struct arena_times){.busy_ns = result->compute_ns,
-                                              .wait_ns = waited_ns + engine->run.wait_ns,
-                                              .weight_bytes = result->weight_bytes};
+    base->times = (struct arena_times){.busy_ns = result->compute_ns,
+                                       .wait_ns = waited_ns + engine->run.wait_ns,
+                                       .weight_bytes = result->weight_bytes};
     return 0;
 }
 
-void engine_free(struct engine *engine)
+void engine_free(struct worker_engine *base)
 {
+    struct engine *engine = (struct engine *)base;
     kv_filler_stop(&engine->kv_filler);
     pool_destroy(engine->pool);
     engine->pool = NULL;
@@ -474,27 +526,9 @@ void engine_free(struct engine *engine)
     model_free(&engine->model);
 }
 
-/* ---- as a worker's engine ---- */
-
-static int cpu_load(struct worker_engine *base, const struct arena *arena, const struct engine_options *o,
-                    struct helm_err *err)
-{
-    return engine_load((struct engine *)base, arena, o, err);
-}
-
-static int cpu_step(struct worker_engine *base, uint32_t serial, struct helm_err *err)
-{
-    return engine_step((struct engine *)base, serial, err);
-}
-
-static void cpu_free(struct worker_engine *base)
-{
-    engine_free((struct engine *)base);
-}
-
 const struct worker_engine_ops cpu_engine_ops = {.kind = "cpu",
                                                  .bytes = sizeof(struct engine),
-                                                 .load = cpu_load,
-                                                 .step = cpu_step,
-                                                 .free = cpu_free,
+                                                 .load = engine_load,
+                                                 .step = engine_step,
+                                                 .free = engine_free,
                                                  .print_plan = print_plan};

@@ -4,10 +4,28 @@
  * engine_load and engine_step must be called from one thread, which becomes thread 0 of the compute pool. */
 #pragma once
 
-#include "worker-cpu/kv_pages.h"
-#include "worker-cpu/program/read_ahead.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "worker-cpu/program/execute.h"
 #include "worker-cpu/step.h"
 #include "common/worker/engine.h"
+
+/* The KV pool's memory: its first part before READY, the rest after the first answers.
+ *
+ * Populating a large pool takes seconds where the machine must first find the memory, and no request needs
+ * all of it at once: engine.c populates kv_pages_first_bytes() with the pool's threads, and one background
+ * thread of the lowest priority does the rest in address order, which is the order helmd gives pages out in.
+ * A page used before its turn works (the first write finds memory) and is moved to huge pages when its turn
+ * comes. */
+struct kv_filler {
+    const struct arena *arena; /* borrowed */
+    uint64_t offset, bytes;
+    pthread_t thread;
+    bool started;
+    _Atomic bool stop;
+};
 
 struct engine {
     struct worker_engine base;
@@ -29,12 +47,12 @@ struct engine {
 };
 extern const struct worker_engine_ops cpu_engine_ops;
 
-/* Zero-initialise *engine, then load. On failure everything is released. */
-HELM_MUST_CHECK int engine_load(struct engine *engine, const struct arena *arena,
+/* Of a struct engine's base. Zero-initialise the struct, then load. On failure everything is released. */
+HELM_MUST_CHECK int engine_load(struct worker_engine *engine, const struct arena *arena,
                                 const struct engine_options *options, struct helm_err *err);
 /* Runs the step in ring slot serial % ARENA_STEP_RING and fills in its result; announces nothing. */
-HELM_MUST_CHECK int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err);
-void engine_free(struct engine *engine);
+HELM_MUST_CHECK int engine_step(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
+void engine_free(struct worker_engine *engine);
 
 /* Parts of loading that print.c needs too: kernels by name (NULL or "": the fastest), then programs of every
  * phase and tier that occurs, from the engine's plan, weights and activations. */
@@ -60,3 +78,8 @@ void engine_touch(struct pool *pool, struct engine_touched *touched);
 /* Between steps: makes room for running `others` as well, programs that the caller lowered over other
  * weights and puts in engine->programs' place for some steps (helm-profile). */
 HELM_MUST_CHECK int engine_prepare(struct engine *engine, struct step_programs *others, struct helm_err *err);
+
+/* For --print-program (print.c): lowers the model for `threads` threads without loading its matrices and
+ * prints every program: this worker's share of a plan, or (plan NULL) all of it on the CPU. */
+HELM_MUST_CHECK int print_plan(const char *folder, const struct plan *plan, uint32_t threads,
+                               const char *kernels, FILE *out, struct helm_err *err);

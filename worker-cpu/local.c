@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/plan/arena_spec.h"
 #include "common/plan/state.h"
 
 /* Every unit that the CPU can compute with packed lies so. */
@@ -64,7 +63,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .pin = o->pin,
                                      .blank = o->blank,
                                      .made = o->made ? &model : NULL};
-    rc = engine_load(&local->engine, &local->arena, &options, err);
+    rc = engine_load(&local->engine.base, &local->arena, &options, err);
 out:
     plan_free(&plan);
     model_free(&model);
@@ -74,7 +73,7 @@ out:
 
 void local_close(struct local *local)
 {
-    engine_free(&local->engine);
+    engine_free(&local->engine.base);
     arena_close(&local->arena);
 }
 
@@ -94,5 +93,5 @@ int local_step(struct local *local, const struct step_row *rows, uint32_t row_co
     step->draft_count = drafts;
     memcpy(step->row, rows, row_count * sizeof *rows);
     *result = &control->result[serial % ARENA_STEP_RING];
-    return engine_step(&local->engine, serial, err);
+    return engine_step(&local->engine.base, serial, err);
 }

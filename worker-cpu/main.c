@@ -1,7 +1,7 @@
 /* helm-worker-cpu: computes the `cpu` stages of a plan. Spawned by helmd, never by hand, except to print
  * programs. */
 #include "worker-cpu/engine.h"
-#include "common/worker/process.h"
+#include "common/worker/engine.h"
 
 int main(int argc, char **argv)
 {

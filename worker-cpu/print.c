@@ -1,5 +1,4 @@
 /* Printing programs. See print.h. */
-#include "worker-cpu/print.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +91,7 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     if (!rc) rc = engine_check_plan(&engine->plan, &engine->model.config, err);
     if (!rc && !engine->plan.placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
     if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
-    engine_free(engine);
+    engine_free(&engine->base);
     free(engine);
     return rc;
 }

@@ -3,9 +3,7 @@
 WORKER_CPU_SRC := \
   worker-cpu/disk/disk.c \
   worker-cpu/disk/turns.c \
-  worker-cpu/drafts.c \
   worker-cpu/engine.c \
-  worker-cpu/kv_pages.c \
   worker-cpu/local.c \
   worker-cpu/print.c \
   worker-cpu/program/activations.c \
@@ -23,7 +21,6 @@ WORKER_CPU_SRC := \
   worker-cpu/program/state.c \
   worker-cpu/program/tier.c \
   worker-cpu/step.c \
-  worker-cpu/weights/pack.c \
   worker-cpu/weights/weights.c
 
 helm-worker-cpu_MAIN := worker-cpu/main.c

@@ -1,10 +1,8 @@
 /* Drafts by the model's own layer. See drafts.h. */
-#include "worker-gpu/drafts.h"
 
 #include "common/base/units.h"
 #include "common/worker/drafting.h"
 #include "worker-gpu/engine.h"
-#include "worker-gpu/step.h"
 
 static int open_one(struct gpu_engine *g, bool first, enum gpu_tier tier, struct gpu_program *p,
                     struct helm_err *err)
@@ -44,11 +42,7 @@ int gpu_drafts_settle(struct gpu_engine *g, struct helm_err *err)
 static int run(struct gpu_engine *g, const struct gpu_program *p, struct helm_err *err)
 {
     const struct batch *batch = &g->batch;
-    const struct gpu_issue issue = {.tokens = batch->token_count,
-                                    .rows = batch->row_count,
-                                    .samples = batch->sample_count,
-                                    .is_short = g->is_short,
-                                    .batch = batch};
+    const struct gpu_issue issue = gpu_issue_of(g);
     gpu_step_fill(g, p);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_program_issue(&g->source, p, &issue, err);

@@ -33,3 +33,11 @@ HELM_MUST_CHECK int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err);
 /* When the step's end word is written: draws. found: the argmax of each sample. */
 HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, const struct gpuk_token *found,
                                     struct step_result *result, struct helm_err *err);
+
+/* Rows whose hidden states are pooled (STEP_ROW_POOL_...), where the head is the GPU's.
+ *
+ * Called by step.c once a step's draws are done and before the next one may be launched: the residual stream
+ * is in the workspace still. It is copied to the arena's logits, which are unused at that time, a few rows at
+ * a time, and the host pools it (common/worker/batch.h). That saves two kernels and costs copies: 8 MiB for
+ * a chunk of 512 tokens of 4,096 numbers. */
+HELM_MUST_CHECK int gpu_pool_rows(struct gpu_engine *g, struct helm_err *err);

@@ -8,11 +8,8 @@
 #include <string.h>
 
 #include "common/base/cpu.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/measure.h"
-#include "worker-gpu/print.h"
-#include "worker-gpu/step.h"
 
 #define PAGE_BYTES        4096u
 #define LOAD_LOOK_MS      100   /* how often a cancelled load is noticed */
@@ -132,7 +129,7 @@ static int register_region(struct gpu_engine *g, enum gpu_region region, uint64_
 static int make_events(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
-    int rc = d->ops->event_create(d, &g->copied, err);
+    int rc = d->ops->event_create(d, DEVICE_EVENT_PLAIN, &g->copied, err);
     g->events = gpu_events_place(&g->plan, g->base.self, g->ring);
     g->event = calloc((size_t)g->events.count + 1, sizeof *g->event);
     g->prefix.count = ring_prefix(&g->ring[0]);
@@ -140,8 +137,8 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
     if (!rc && (!g->event || !g->prefix.there))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", g->events.count);
     for (uint32_t i = 0; i < g->events.count && !rc; i++)
-        rc = i < g->events.prefix ? d->ops->event_create(d, &g->event[i], err)
-                                  : d->ops->event_create_crossing(d, &g->event[i], err);
+        rc = d->ops->event_create(d, i < g->events.prefix ? DEVICE_EVENT_PLAIN : DEVICE_EVENT_CROSSING,
+                                  &g->event[i], err);
     return rc;
 }
 
@@ -455,14 +452,6 @@ static void gpu_engine_free(struct worker_engine *base)
     g->device = NULL;
 }
 
-static int take_model(struct gpu_engine *g, const struct engine_options *o, struct helm_err *err)
-{
-    if (!o->made) return engine_read_model(o->folder, o->plan, &g->model, err);
-    g->model = *o->made;
-    *o->made = (struct model){.folder = NULL};
-    return 0;
-}
-
 static int gpu_engine_load(struct worker_engine *base, const struct arena *arena,
                            const struct engine_options *o, struct helm_err *err)
 {
@@ -479,7 +468,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) readers = o->threads ? o->threads : (uint32_t)set->suggested;
     free(set);
     if (!rc) rc = engine_take_self(base, o, err);
-    if (!rc) rc = take_model(g, o, err);
+    if (!rc) rc = engine_take_model(o, &g->model, err);
     if (!rc) rc = plan_copy(o->plan, &g->plan, err);
     if (!rc) rc = engine_check_arena(arena, &g->plan, &g->model.config, err);
     if (!rc) rc = open_device(g, o, err);

@@ -6,10 +6,8 @@
 #pragma once
 
 #include "common/cpu/pool.h"
-#include "worker-gpu/drafts.h"
 #include "worker-gpu/draw.h"
 #include "worker-gpu/follow.h"
-#include "worker-gpu/program/expand.h"
 #include "worker-gpu/program/program.h"
 #include "worker-gpu/tiers.h"
 #include "common/worker/batch.h"
@@ -18,6 +16,16 @@
 /* Parts of the arena that the device and its copies use: lanes and what is before them; the host's KV pool
  * where layers of it are borrowed or the cache has two tiers; the streamed part of the weights. */
 enum gpu_region { GPU_REGION_FRONT, GPU_REGION_KV, GPU_REGION_WEIGHTS, GPU_REGION_COUNT };
+
+/* Drafts by the model's own layer on the device (common/worker/drafting.h): its programs of a step's tokens,
+ * which begin with its hidden states, and of drafts, which begin with those of the drafts before them. They
+ * are issued anew each time, since they are short. */
+struct gpu_drafts {
+    struct gpu_program first[GPU_TIER_COUNT],
+        next[GPU_TIER_CHUNK]; /* empty: steps of this tier cannot occur */
+    struct step_result drawn;
+    bool running; /* a program that nothing has waited for: the end word is its own */
+};
 
 struct gpu_engine {
     struct worker_engine base;
@@ -60,3 +68,51 @@ struct gpu_engine {
 };
 
 extern const struct worker_engine_ops gpu_engine_ops;
+
+/* ---- print.c ---- */
+
+/* Lowers the model on the emulated device, without loading weights, and prints every program: the first
+ * device's share of a plan, each phase's programs, with what comes through the ring; plan NULL: everything on
+ * the GPU. threads and kernels are the CPU worker's and ignored. */
+HELM_MUST_CHECK int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads,
+                                   const char *kernels, FILE *out, struct helm_err *err);
+/* {"devices": [...]}, one line; "error": TEXT where there is none, "unusable": TEXT where one is there that
+ * cannot be used. */
+void gpu_print_devices(FILE *out);
+
+/* The batch as a program is issued for it. */
+static inline struct gpu_issue gpu_issue_of(const struct gpu_engine *g)
+{
+    return (struct gpu_issue){.tokens = g->batch.token_count,
+                              .rows = g->batch.row_count,
+                              .samples = g->batch.sample_count,
+                              .is_short = g->is_short,
+                              .batch = &g->batch};
+}
+
+/* ---- step.c: the step block, the program, the tokens ---- */
+
+/* Runs the step; where the plan gives the head to the GPU its result is filled in. An error means that the
+ * worker cannot go on. */
+HELM_MUST_CHECK int gpu_step_run(struct gpu_engine *engine, const struct step *step, struct helm_err *err);
+/* Writes the step block for the engine's batch as this program reads it. */
+void gpu_step_fill(const struct gpu_engine *engine, const struct gpu_program *program);
+/* Runs a program over made-up tokens, without hand-overs: of a chunk every size that matrix products take. */
+HELM_MUST_CHECK int gpu_step_warm(struct gpu_engine *engine, const struct gpu_program *program,
+                                  struct helm_err *err);
+/* After a failure: lets a queue that waits for a lane run to its end. Its results are not read: the epoch is
+ * over. */
+void gpu_step_abandon(struct gpu_engine *engine);
+/* ---- drafts.c ---- */
+
+/* Lowers the programs where the plan has a layer of drafts and this engine the head, and runs each once, so
+ * that all code is loaded. */
+HELM_MUST_CHECK int gpu_drafts_open(struct gpu_engine *g, struct helm_err *err);
+void gpu_drafts_close(struct gpu_engine *g);
+/* After a step of this tier, whose result is written: computes the layer, and the drafts that its rows ask
+ * for into the result. The batch and x are overwritten. If no row asks for drafts, the layer may still run
+ * when this returns. */
+HELM_MUST_CHECK int gpu_drafts_run(struct gpu_engine *g, enum gpu_tier tier, struct step_result *result,
+                                   struct helm_err *err);
+/* Waits for the layer, before the step's block or the end word are written again. */
+HELM_MUST_CHECK int gpu_drafts_settle(struct gpu_engine *g, struct helm_err *err);

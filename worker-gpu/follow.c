@@ -197,7 +197,7 @@ int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looke
     if (!rc) rc = add_pages(g, p, err);
     atomic_store_explicit(source.end, 0, memory_order_release);
     if (!rc)
-        rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
+        rc = p->graph ? g->device->ops->graph_launch(g->device, p->graph, false, err)
                       : gpu_program_issue(&source, p, &issue, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_store(g, at, 1, err);
     if (rc) return rc;

@@ -1,7 +1,7 @@
 /* helm-worker-gpu: computes the `gpu` stages of a plan, on a GPU or on the emulated device. Spawned by helmd,
  * never by hand, except to print programs. */
 #include "worker-gpu/engine.h"
-#include "common/worker/process.h"
+#include "common/worker/engine.h"
 
 int main(int argc, char **argv)
 {

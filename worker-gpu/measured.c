@@ -12,17 +12,16 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/base/round.h"
+#include "common/base/random.h"
+#include "common/base/units.h"
 #include "common/model/mixture.h"
 #include "common/model/sample.h"
-#include "common/plan/arena_spec.h"
 #include "common/plan/placement.h"
 #include "common/plan/schedule.h"
 #include "common/plan/state.h"
 #include "common/shared/doorbell.h"
 #include "worker-gpu/engine.h"
 #include "worker-gpu/measure/private.h"
-#include "worker-gpu/step.h"
 
 #define REPEATS_MAX   64    /* of a program, one after another: a queue has room for them */
 #define FEW_S         0.002 /* a sample of a captured step takes about so long, */
@@ -41,7 +40,8 @@ struct measure_programs {
     uint32_t *kind; /* [units + 1]: of half layers, and of the head */
     uint32_t units, kinds;
     bool *left_out; /* [units + 1] */
-    uint32_t serial, random;
+    uint32_t serial;
+    uint64_t random;
 };
 
 /* The command's JSON. */
@@ -175,7 +175,7 @@ int measure_programs_open(struct measure *m, const char *text, struct helm_err *
     struct measure_programs *p = calloc(1, sizeof *p);
     if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory to measure programs");
     p->arena.fd = -1;
-    p->random = 2463534242u;
+    p->random = RANDOM_SEED;
     m->programs = p;
     int rc = json_parse_bounded("programs", text, strlen(text), COMMAND_MAX, &json, err);
     if (!rc) rc = parse_request(p, json, &request, err);
@@ -195,12 +195,6 @@ struct cell {
     double seconds;
     bool beside; /* the whole step alone, while copies flow */
 };
-
-static uint32_t random_of(struct measure_programs *p)
-{
-    p->random ^= p->random << 13, p->random ^= p->random >> 17, p->random ^= p->random << 5;
-    return p->random;
-}
 
 /* The engine's batch becomes this step: few tokens in as many rows, each sampled; a chunk of one row. */
 static int take_batch(struct measure_programs *p, const struct cell *cell, struct plan_schedule *schedule,
@@ -225,7 +219,8 @@ static int take_batch(struct measure_programs *p, const struct cell *cell, struc
                                          .start = cell->context - each,
                                          .count = each,
                                          .flags = few ? STEP_ROW_SAMPLE : 0};
-        for (uint32_t t = cell->context - each; t < cell->context; t++) history[t] = random_of(p) % vocab;
+        for (uint32_t t = cell->context - each; t < cell->context; t++)
+            history[t] = random_below(&p->random, vocab);
     }
     int rc = batch_take(&p->arena, vocab, step, &g->batch, &control->result[serial % ARENA_STEP_RING], err);
     if (!rc && g->batch.row_count != rows)
@@ -241,16 +236,11 @@ static int run_program(struct gpu_engine *g, const struct gpu_program *program, 
                        double *seconds, struct helm_err *err)
 {
     struct device *d = g->device;
-    const struct batch *batch = &g->batch;
-    const struct gpu_issue issue = {.tokens = batch->token_count,
-                                    .rows = batch->row_count,
-                                    .samples = batch->sample_count,
-                                    .is_short = g->is_short,
-                                    .batch = batch};
+    const struct gpu_issue issue = gpu_issue_of(g);
     const double begin_s = units_now_s();
     int rc = 0;
     for (uint32_t i = 0; i < times && !rc; i++)
-        rc = program->graph ? d->ops->graph_launch_beside(d, program->graph, err)
+        rc = program->graph ? d->ops->graph_launch(d, program->graph, false, err)
                             : gpu_program_issue(&g->source, program, &issue, err);
     if (!rc) rc = device_await(d, DEVICE_COMPUTE, err);
     *seconds = (units_now_s() - begin_s) / times;

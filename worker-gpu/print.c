@@ -1,13 +1,13 @@
 /* Printing programs and devices. See print.h. */
-#include "worker-gpu/print.h"
+#include "worker-gpu/engine.h"
 
 #include <jansson.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "common/plan/arena_spec.h"
+#include "common/plan/state.h"
 #include "common/worker/engine.h"
-#include "worker-gpu/program/expand.h"
+#include "worker-gpu/program/ring.h"
 #include "worker-gpu/program/program.h"
 
 #define PRINT_STEP_TOKENS 512

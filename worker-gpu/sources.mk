@@ -31,12 +31,10 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
   worker-gpu/measured.c \
-  worker-gpu/pool_rows.c \
   worker-gpu/print.c \
   worker-gpu/program/attention.c \
   worker-gpu/program/chain.c \
   worker-gpu/program/ends.c \
-  worker-gpu/program/expand.c \
   worker-gpu/program/experts.c \
   worker-gpu/program/issue.c \
   worker-gpu/program/math.c \
@@ -46,11 +44,9 @@ WORKER_GPU_SRC := \
   worker-gpu/program/print.c \
   worker-gpu/program/program.c \
   worker-gpu/program/ring.c \
-  worker-gpu/program/share.c \
   worker-gpu/program/states.c \
   worker-gpu/program/supply.c \
   worker-gpu/program/tiers.c \
-  worker-gpu/session.c \
   worker-gpu/step.c \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \

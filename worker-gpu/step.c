@@ -3,7 +3,7 @@
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
  * chunk), add what draws need (draw.c) and the next step if that follows (follow.h), wait for the end word,
  * and draw. */
-#include "worker-gpu/step.h"
+#include "worker-gpu/engine.h"
 
 #include <string.h>
 #include <sys/prctl.h>
@@ -11,9 +11,9 @@
 
 #include "common/base/spin.h"
 #include "common/base/units.h"
-#include "worker-gpu/pool_rows.h"
+#include "worker-gpu/draw.h"
 #include "worker-gpu/program/tiers.h"
-#include "worker-gpu/session.h"
+#include "worker-gpu/tiers.h"
 #include "worker-gpu/watch.h"
 
 #define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
@@ -184,13 +184,9 @@ static bool goes_on(const struct gpu_program *p, const struct batch *batch)
 static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *err)
 {
     const struct batch *batch = &g->batch;
-    const struct gpu_issue issue = {.tokens = batch->token_count,
-                                    .rows = batch->row_count,
-                                    .samples = batch->sample_count,
-                                    .is_short = g->is_short,
-                                    .batch = batch,
-                                    .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0,
-                                    .reads_host = gpu_reads_host(batch)};
+    struct gpu_issue issue = gpu_issue_of(g);
+    issue.fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0;
+    issue.reads_host = gpu_reads_host(batch);
     int rc = gpu_drafts_settle(g, err);
     if (rc) return rc;
     gpu_step_fill(g, p);
@@ -203,7 +199,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     if (!rc) rc = gpu_slots_begin(&g->slots, err);
     if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
     if (!rc)
-        rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
+        rc = p->graph ? g->device->ops->graph_launch(g->device, p->graph, false, err)
                       : gpu_program_issue(&g->source, p, &issue, err);
     return rc;
 }

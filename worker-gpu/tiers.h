@@ -42,3 +42,9 @@ HELM_MUST_CHECK int gpu_tiers_fetch(struct gpu_engine *g, const struct step *ste
 HELM_MUST_CHECK int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err);
 /* Bytes that the batch's step copies over the link between the tiers. */
 uint64_t gpu_tiers_copied(const struct gpu_engine *g, const struct step *step);
+
+/* With one tier: a page's cells on their way between VRAM and the arena's session region, for a session that
+ * is saved or restored (arena_layout.h, STEP_KV_OUT). With two every page that a session can have lies in the
+ * arena. Copies what the checked step says, and waits until it is there. HELM_E_MISMATCH: the region is too
+ * small for a page's cells of the GPU's layers. */
+HELM_MUST_CHECK int gpu_session_move(struct gpu_engine *g, const struct step *step, struct helm_err *err);

@@ -11,7 +11,7 @@
 
 #include "common/base/cpu.h"
 #include "common/base/units.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "client/bench/bench.h"
 #include "common/measure/reader.h"
 #include "common/measure/stats.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "client/connection/connection.h"
-#include "common/base/round.h"
+#include "common/base/units.h"
 
 /* Lays out one block: a first pass with a NULL base counts bytes, a second one copies. */
 struct block {

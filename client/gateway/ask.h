@@ -16,7 +16,7 @@
 #include "client/gateway/responses.h"
 #include "client/text/answer/ends.h"
 #include "client/text/answer/syntax.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 struct grammars;
 struct kept_grammar;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 /* A text that was cut must not end inside a character. */
 static void end_whole(char *text)

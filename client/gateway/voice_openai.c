@@ -5,7 +5,7 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 /* NULL, which is null in JSON, for an empty text. */
 static const char *unless_empty(const char *text)

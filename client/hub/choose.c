@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 
 #define FILES_SAID 100
 

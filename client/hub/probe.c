@@ -14,7 +14,7 @@
 
 #include "common/base/file.h"
 #include "common/model/gguf.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 
 #define FIRST_BYTES ((uint64_t)1 << 20) /* of a GGUF file; twice as many while its header goes on */
 #define CONFIG_MAX  ((uint64_t)1 << 20)

@@ -8,7 +8,7 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/tokenizer/internal.h"
 #include "common/base/file.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 #include "common/model/gguf.h"
 
 #define REQUEST_BYTES_MAX (64u << 20)

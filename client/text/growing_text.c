@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "common/base/printable.h"
-#include "common/base/utf8.h"
 
 /* Room for `more` bytes and a NUL after the text; NULL: none. */
 static char *text_reserve(struct cli_text *text, size_t more)

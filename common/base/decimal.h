@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 #define DECIMAL_OWN 48 /* the text of a double or of 64 bits */
 

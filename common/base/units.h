@@ -1,5 +1,5 @@
-/* Sizes, counts and digits as people write them. Called by option parsing, ledgers and reports; owns
- * nothing. */
+/* Sizes, counts and digits as people write them; time; whole multiples. Called by option parsing, ledgers,
+ * reports and whatever places or cuts bytes and tokens; owns nothing. */
 #pragma once
 
 #include <stddef.h>
@@ -67,3 +67,9 @@ static inline double units_now_s(void)
     return (double)units_now_ns() * 1e-9;
 }
 void units_sleep_ms(uint32_t ms);
+
+/* The least multiple of `unit` (at least 1) that is not less than n. */
+static inline uint64_t round_up(uint64_t n, uint64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}

@@ -11,6 +11,7 @@
  * futex(2). Nothing is allocated after pool_create. */
 #pragma once
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -63,3 +64,15 @@ uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, pool_next_fn *next, void *ctx);
 /* The same for a list of one region (chunks >= 1). */
 void pool_run_region(struct pool *pool, pool_chunk_fn *run, void *ctx, uint32_t chunks);
+
+/* ---- where threads run: at start only ---- */
+
+/* Makes this process's private memory come from `node` too (preferred: a few MiB may go elsewhere rather than
+ * fail). */
+void pin_prefer_node(int node);
+
+HELM_MUST_CHECK int pin_this_thread(int cpu, struct helm_err *err);
+/* pthread_create on one CPU from the start (-1: on any), with all signals blocked: they belong to the main
+ * thread. */
+HELM_MUST_CHECK int pin_create_thread(pthread_t *thread, int cpu, void *(*run)(void *), void *arg,
+                                      struct helm_err *err);

@@ -1,5 +1,4 @@
-/* Values to blocks of places in grids. See quantize_grid.h. No state but the table that a caller holds. */
-#include "common/formats/quantize_grid.h"
+/* Values to blocks of places in grids. See quantize.h. No state but the table that a caller holds. */
 
 #include <math.h>
 #include <stdlib.h>

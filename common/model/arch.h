@@ -96,7 +96,7 @@ struct arch {
     const struct arch_name *names; /* NULL: all are the usual ones */
     const struct fused_tensor
         *fused; /* tensors of files that hold several, or none row by row (fused.h); NULL: none */
-    /* Vectors that files, those of GGUF as said above, store otherwise than they are used (vectors.c), up to
+    /* Vectors that files, those of GGUF as said above, store otherwise than they are used (shards.c), up to
      * TENSOR_NONE; NULL: none */
     const struct arch_vector *vectors;
     const char *const

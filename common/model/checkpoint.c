@@ -311,21 +311,33 @@ int checkpoint_name(struct model *model, const char *path, struct helm_err *err)
     return model->path && model->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
-/* A folder without anything that is read: what is there instead. */
-static int check_folder(const char *folder, struct helm_err *err)
+/* Files of weights in a folder: safetensors, or an index of such; PyTorch's. */
+struct folder_has {
+    bool safetensors, pickled;
+};
+
+/* False: it cannot be opened (errno). */
+static bool look_in_folder(const char *folder, struct folder_has *has)
 {
     static const char *const endings[] = {".bin", ".pth", ".pt"};
-    bool weights = false, pickled = false;
+    *has = (struct folder_has){0};
     DIR *dir = opendir(folder);
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
         const char *dot = strrchr(entry->d_name, '.');
-        weights =
-            weights || (dot && strcmp(dot, ".safetensors") == 0) || strcmp(entry->d_name, INDEX_FILE) == 0;
+        has->safetensors |=
+            (dot && strcmp(dot, ".safetensors") == 0) || strcmp(entry->d_name, INDEX_FILE) == 0;
         for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-            pickled = pickled || (dot && strcmp(dot, endings[i]) == 0);
+            has->pickled |= dot && strcmp(dot, endings[i]) == 0;
     }
     if (dir) closedir(dir);
-    if (weights || !pickled) return 0;
+    return dir != NULL;
+}
+
+/* A folder without anything that is read: what is there instead. */
+static int check_folder(const char *folder, struct helm_err *err)
+{
+    struct folder_has has;
+    if (!look_in_folder(folder, &has) || has.safetensors || !has.pickled) return 0;
     return helm_fail(
         err, HELM_E_UNSUPPORTED,
         "%s has its weights in PyTorch's .bin files only, which are programs: HELM reads .safetensors and "
@@ -424,32 +436,16 @@ int model_from_config(struct model_config *config, struct model *model, struct h
     return rc;
 }
 
-/* Whether the folder has a safetensors file of any name, or an index of such. */
-static int has_safetensors(const char *folder, bool *found, struct helm_err *err)
-{
-    static const char suffix[] = ".safetensors";
-    const size_t tail = sizeof suffix - 1;
-    *found = false;
-    DIR *dir = opendir(folder);
-    if (!dir) return helm_fail_errno(err, "%s", folder);
-    for (const struct dirent *entry; (entry = readdir(dir)) && !*found;) {
-        size_t length = strlen(entry->d_name);
-        *found = strcmp(entry->d_name, INDEX_FILE) == 0 ||
-                 (length >= tail && strcmp(entry->d_name + length - tail, suffix) == 0);
-    }
-    closedir(dir);
-    return 0;
-}
-
 static int read_headers(const char *folder, unsigned how, struct model *model, bool *derived,
                         struct helm_err *err)
 {
     struct model_config config = {0};
+    struct folder_has has;
     bool found = false;
     int rc = gguf_model_read(folder, how, &found, model, err);
     if (rc || found) return rc;
-    rc = has_safetensors(folder, &found, err);
-    if (rc || found) return rc ? rc : read_folder(folder, how, model, err);
+    if (!look_in_folder(folder, &has)) return helm_fail_errno(err, "%s", folder);
+    if (has.safetensors) return read_folder(folder, how, model, err);
     rc = model_read_config(folder, &config, err);
     if (!rc && how & CHECKPOINT_DRAFTS) rc = checkpoint_add_drafts(&config, err);
     if (!rc) rc = model_from_config(&config, model, err);
@@ -505,4 +501,45 @@ const struct model_tensor *model_find(const struct model *model, enum tensor_rol
     if (role == TENSOR_HEAD && model->config.tied_head) role = TENSOR_EMBED;
     uint32_t index = model->by_role[checkpoint_slot(&model->config, role, layer)];
     return index ? &model->tensors[index - 1] : NULL;
+}
+
+/* ---- a layer that makes drafts becomes one of the model's ---- */
+
+/* *list, [layers] or NULL, gets one more, of zeros. */
+static int lengthen(void *list, size_t each, uint32_t layers, struct helm_err *err)
+{
+    void *old;
+    memcpy(&old, list, sizeof old);
+    if (!old) return 0;
+    char *grown = realloc(old, ((size_t)layers + 1) * each);
+    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", layers + 1);
+    memset(grown + layers * each, 0, each);
+    memcpy(list, &grown, sizeof grown);
+    return 0;
+}
+
+int checkpoint_add_drafts(struct model_config *c, struct helm_err *err)
+{
+    const uint32_t layers = c->layers;
+    if (!c->draft_layers)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "this %s has no layer that makes drafts (multi-token prediction)", c->architecture);
+    if (!arch_of(c)->draft_names)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "drafts by a layer of %s are not supported",
+                         c->architecture);
+    if (layers >= MODEL_LAYERS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%u layers and one that makes drafts, the limit is %u", layers,
+                         MODEL_LAYERS_MAX);
+    int rc = lengthen(&c->window, sizeof *c->window, layers, err);
+    if (!rc) rc = lengthen(&c->widths, sizeof *c->widths, layers, err);
+    if (!rc) rc = lengthen(&c->reads, sizeof *c->reads, layers, err);
+    if (!rc) rc = lengthen(&c->sparse, sizeof *c->sparse, layers, err);
+    if (!rc) rc = lengthen(&c->recurrent, sizeof *c->recurrent, layers, err);
+    if (rc) return rc;
+    if (c->sparse) c->sparse[layers] = true;
+    if (c->widths) c->widths[layers] = c->intermediate;
+    c->layers++;
+    c->drafts++;
+    c->draft_layers--;
+    return 0;
 }

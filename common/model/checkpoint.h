@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "common/model/gguf.h"
 #include "common/model/model.h"
 
 #define CHECKPOINT_INDEX_MAX (64u << 20) /* bytes of model.safetensors.index.json */
@@ -45,3 +46,45 @@ HELM_MUST_CHECK int gguf_model_read(const char *path, unsigned how, bool *found,
 /* The first of the layers after the last one, which makes drafts, becomes the configuration's last layer.
  * HELM_E_UNSUPPORTED: there is none, or none that HELM knows. */
 HELM_MUST_CHECK int checkpoint_add_drafts(struct model_config *config, struct helm_err *err);
+
+/* ---- config.json and generation_config.json ---- */
+
+#define CONFIG_BYTES_MAX (1u << 20) /* of either file */
+
+#define GGUF_ROPE_THETA 10000.0 /* of files that do not say one */
+
+struct arch;
+/* Sets the meanings of absent keys: where reading begins. */
+void config_start(const struct arch *arch, bool gguf, struct model_config *config);
+/* rope_config.c: both generations of RoPE keys of config.json, `max_context` already read, which YaRN may
+ * extend. Values that the file does not have are as in config->rope[0]. */
+HELM_MUST_CHECK int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err);
+
+/* Adds the end-of-sequence ids (and the beginning one, if config.json had none) of a generation_config.json.
+ */
+HELM_MUST_CHECK int config_add_generation(const char *what, const char *text, size_t length,
+                                          struct model_config *config, struct helm_err *err);
+
+/* ---- the headers of a model in GGUF files, one or several that it is split into ---- */
+
+struct gguf_files {
+    struct gguf *part;
+    uint32_t count;
+};
+
+#define GGUF_PART_SUFFIX "-00001-of-00000.gguf" /* of the first of several: so long */
+/* gguf_file.c: whether this is one of several files: which (from 1) and of how many. */
+bool gguf_is_part(const char *file, uint32_t *number, uint32_t *count);
+/* gguf_file.c. *folder is the caller's; NULL: `path` names no GGUF file. */
+HELM_MUST_CHECK int gguf_find_file(const char *path, char **folder, char file[MODEL_NAME_MAX],
+                                   struct helm_err *err);
+
+/* Key/values are those of the first file; tensors are in any. NULL: no such tensor. */
+const struct safetensors_entry *gguf_files_tensor(const struct gguf_files *files, const char *name,
+                                                  uint32_t *part);
+/* gguf_config.c: all of the configuration but `rope_factors`, which are a tensor's values; and the part of it
+ * that keys say. */
+HELM_MUST_CHECK int gguf_config_read(const struct gguf_files *files, struct model_config *config,
+                                     struct helm_err *err);
+HELM_MUST_CHECK int gguf_config_keys(const struct gguf *header, struct model_config *config,
+                                     struct helm_err *err);

@@ -4,7 +4,6 @@
  *
  * Called through model.h by helmd, workers and tools, and by the fuzz target with bytes from memory. The only
  * memory it hands out is config->window (model_config_free). */
-#include "common/model/config.h"
 
 #include <stdio.h>
 #include <stdlib.h>

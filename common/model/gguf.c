@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "common/base/file.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 
 #define GGUF_FIRST_READ (4u << 20)
@@ -43,6 +42,20 @@ struct cursor {
 const char *gguf_type_name(enum gguf_type type)
 {
     return (unsigned)type < GGUF_TYPES ? types[type].name : "unknown";
+}
+
+uint32_t gguf_type_bytes(enum gguf_type type)
+{
+    return types[type].bytes;
+}
+
+uint32_t gguf_tensor_type(enum tensor_format format)
+{
+    uint32_t number = 0;
+    while (number < TENSOR_TYPES &&
+           !(tensor_types[number] && tensor_format_of_file(tensor_types[number]) == format))
+        number++;
+    return number < TENSOR_TYPES ? number : UINT32_MAX;
 }
 
 static uint64_t load(const uint8_t *at, uint32_t bytes)

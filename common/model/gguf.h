@@ -39,6 +39,9 @@ enum gguf_type {
     GGUF_TYPES
 };
 const char *gguf_type_name(enum gguf_type type);
+uint32_t gguf_type_bytes(enum gguf_type type); /* 0: it varies */
+/* The number in files of tensors of this format; UINT32_MAX: files have none such. */
+uint32_t gguf_tensor_type(enum tensor_format format);
 
 struct gguf_value {
     char key[GGUF_KEY_MAX];

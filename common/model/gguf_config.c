@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/model/config.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 #include "common/model/keys.h"
 
 #define ARCH_TEXT 40

@@ -9,7 +9,7 @@
 
 #include "common/model/arch.h"
 #include "common/model/fused.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 #include "common/model/gguf_write.h"
 #include "common/model/keys.h"
 

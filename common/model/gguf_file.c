@@ -1,4 +1,4 @@
-/* Which GGUF file a path means: the file itself, or a folder's only one. See gguf.h and gguf_model.h. Readers
+/* Which GGUF file a path means: the file itself, or a folder's only one. See gguf.h and checkpoint.h. Readers
  * of text open headers here without knowing any model. */
 #include <dirent.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 
 static bool ends_with(const char *text, const char *end)
 {

@@ -3,7 +3,6 @@
  * Called through model.h (model_read and the like) and by config.c. Order: the file, or the folder's only one
  * -> the header of each that it is split into -> the configuration -> each tensor against its role's shape.
  * Only RoPE's factors are read of the data. */
-#include "common/model/gguf_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

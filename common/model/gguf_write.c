@@ -9,16 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/base/round.h"
 #include "common/base/units.h"
-
-/* By their numbers in files; 0: files have none such, but for F32. */
-static const uint32_t type_numbers[FORMAT_COUNT] = {
-    [FORMAT_F32] = 0,     [FORMAT_F16] = 1,      [FORMAT_Q4_0] = 2,   [FORMAT_Q4_1] = 3,
-    [FORMAT_Q5_0] = 6,    [FORMAT_Q5_1] = 7,     [FORMAT_Q8_0] = 8,   [FORMAT_Q2_K] = 10,
-    [FORMAT_Q3_K] = 11,   [FORMAT_Q4_K] = 12,    [FORMAT_Q5_K] = 13,  [FORMAT_Q6_K] = 14,
-    [FORMAT_IQ2_XS] = 17, [FORMAT_IQ3_XXS] = 18, [FORMAT_IQ3_S] = 21, [FORMAT_IQ2_S] = 22,
-    [FORMAT_IQ4_NL] = 20, [FORMAT_IQ4_XS] = 23,  [FORMAT_BF16] = 30,  [FORMAT_MXFP4] = 39};
 
 /* ---- values ---- */
 
@@ -112,9 +103,6 @@ void gguf_put_values(struct gguf_values *values, const struct gguf_values *from)
 
 void gguf_put_value(struct gguf_values *v, const struct gguf_value *value)
 {
-    static const uint8_t bytes[GGUF_TYPES] = {
-        [GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
-        [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8};
     const uint8_t *at = value->data;
     uint64_t length;
     if (value->array)
@@ -122,7 +110,7 @@ void gguf_put_value(struct gguf_values *v, const struct gguf_value *value)
     else
         put_key(v, value->key, value->type);
     if (value->type != GGUF_STRING) {
-        gguf_put_element(v, at, value->count * bytes[value->type]);
+        gguf_put_element(v, at, value->count * gguf_type_bytes(value->type));
         return;
     }
     for (uint64_t i = 0; i < value->count; i++) {
@@ -136,7 +124,8 @@ void gguf_put_value(struct gguf_values *v, const struct gguf_value *value)
 static int describe(struct gguf_values *v, struct gguf_output_tensor *t, uint64_t *at, struct helm_err *err)
 {
     const struct tensor_format_traits *traits = tensor_format_of(t->format);
-    if (!traits->file || (!type_numbers[t->format] && t->format != FORMAT_F32))
+    const uint32_t type = gguf_tensor_type(t->format);
+    if (type == UINT32_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s': GGUF has no %s", t->name, traits->name);
     if (!tensor_format_takes(t->format, t->rows, t->cols))
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s': rows of %llu values cannot be %s", t->name,
@@ -148,7 +137,7 @@ static int describe(struct gguf_values *v, struct gguf_output_tensor *t, uint64_
     put_u64(v, t->cols);
     if (!t->vector) put_u64(v, t->experts ? t->rows / t->experts : t->rows);
     if (t->experts) put_u64(v, t->experts);
-    put_u32(v, type_numbers[t->format]);
+    put_u32(v, type);
     put_u64(v, t->offset);
     if (units_add(*at, t->bytes, at) || units_add(*at, GGUF_ALIGNMENT - 1, at))
         return helm_fail(err, HELM_E_LIMIT, "tensor '%s' ends behind 2^64 bytes", t->name);

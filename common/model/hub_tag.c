@@ -7,7 +7,7 @@
 #include <strings.h>
 
 #include "common/base/suggest.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 #include "common/model/hub.h"
 
 #define TAGS_NAMED 64   /* in one error */

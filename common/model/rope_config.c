@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/model/config.h"
+#include "common/model/checkpoint.h"
 
 #define ROPE_THETA_MIN  2.0 /* log(theta) divides */
 #define ROPE_THETA_MAX  1e12

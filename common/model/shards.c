@@ -1,6 +1,7 @@
 /* Reading tensors. See shards.h. */
 #include "common/model/shards.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include "common/model/fused.h"
 #include "common/model/parts.h"
 #include "common/model/scaled.h"
+#include "common/model/arch.h"
 
 int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
 {
@@ -129,4 +131,32 @@ void model_shards_close(struct model_shards *shards)
     free(shards->bytes);
     free(shards->content);
     *shards = (struct model_shards){0};
+}
+
+/* ---- vectors that are stored otherwise than they are used ---- */
+
+/* values [rows][cols] becomes [cols][rows]. */
+static int transpose(float *values, uint64_t rows, uint64_t cols, struct helm_err *err)
+{
+    const size_t bytes = (size_t)(rows * cols) * sizeof *values;
+    float *copy = malloc(bytes);
+    if (!copy) return helm_fail(err, HELM_E_NOMEM, "no memory for a convolution of %zu bytes", bytes);
+    memcpy(copy, values, bytes);
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t c = 0; c < cols; c++) values[c * rows + r] = copy[r * cols + c];
+    free(copy);
+    return 0;
+}
+
+int model_vector_finish(const struct model_config *config, const struct model_tensor *t, float *values,
+                        struct helm_err *err)
+{
+    const uint64_t count = t->rows * t->cols;
+    for (const struct arch_vector *v = arch_of(config)->vectors; v && v->role != TENSOR_NONE; v++)
+        for (uint64_t i = 0; v->role == t->role && i < count; i++)
+            values[i] = v->form == VECTOR_OVER_ROOT  ? values[i] / sqrtf((float)count)
+                        : config->gguf               ? values[i]
+                        : v->form == VECTOR_LESS_ONE ? 1 + values[i]
+                                                     : -expf(values[i]);
+    return arch_role_of_channels(t->role) ? transpose(values, t->rows, t->cols, err) : 0;
 }

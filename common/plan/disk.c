@@ -1,7 +1,7 @@
 /* Places of experts on disk. See disk.h. */
 #include "common/plan/disk.h"
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/plan/placement.h"
 
 struct disk_source disk_source_of(const struct model *model, const struct disk_role *role, uint32_t experts,

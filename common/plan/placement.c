@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/model/arch.h"

@@ -1,7 +1,7 @@
 /* Places of slots of experts. See slots.h. */
 #include "common/plan/slots.h"
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/plan/placement.h"
 

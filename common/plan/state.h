@@ -7,6 +7,7 @@
 
 #include "common/model/model.h"
 #include "common/plan/plan.h"
+#include "common/shared/arena.h"
 #include "common/shared/state_layout.h"
 
 /* The state that the model's layer keeps, in the half that has one. */
@@ -64,3 +65,10 @@ uint64_t plan_session_bytes(const struct plan *plan, uint64_t layer_bytes, uint6
 /* "states": [{"layers": [first, last], "kind": "pages" | "fixed" | ..., "bytes": N (of fixed ones)}, ...] */
 json_t *plan_states_to_json(const struct plan *plan);
 HELM_MUST_CHECK int plan_states_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
+
+/* ---- the arena that a plan needs ---- */
+
+/* The lanes of a kind that a plan needs: none, or up to the last link that such hand-overs take. */
+uint32_t plan_lanes_of(const struct plan *plan, enum arena_lane_kind kind);
+/* By the plan's sizes, homes, states and placements. Sessions have no room: session_bytes is the caller's. */
+struct arena_spec plan_arena_spec(const struct plan *plan, const struct model_config *config);

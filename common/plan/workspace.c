@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/sampling/sampling.h"
 #include "common/shared/arena_layout.h"

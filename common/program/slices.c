@@ -1,7 +1,7 @@
 /* Slices of weights, and the room in which they lie expanded. See slices.h. */
 #include "common/program/slices.h"
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"

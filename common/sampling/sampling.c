@@ -16,7 +16,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/sampling/changes.h"
 #include "common/sampling/cut.h"
 #include "common/sampling/pass.h"
 

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 
 #ifndef MADV_COLLAPSE

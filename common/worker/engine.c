@@ -6,7 +6,6 @@
 #include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/model/parts.h"
-#include "common/plan/arena_spec.h"
 #include "common/plan/share.h"
 #include "common/plan/state.h"
 
@@ -63,6 +62,14 @@ int engine_read_model(const char *path, const struct plan *plan, struct model *m
     if (!rc && plan) rc = plan_check_states(plan, model, err);
     if (rc) model_free(model);
     return rc;
+}
+
+int engine_take_model(const struct engine_options *o, struct model *model, struct helm_err *err)
+{
+    if (!o->made) return engine_read_model(o->folder, o->plan, model, err);
+    *model = *o->made;
+    *o->made = (struct model){.folder = NULL};
+    return 0;
 }
 
 int engine_take_self(struct worker_engine *engine, const struct engine_options *o, struct helm_err *err)

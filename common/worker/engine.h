@@ -118,6 +118,9 @@ HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const 
 struct model_config;
 HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
                                       struct helm_err *err);
+/* The model of the options, read or taken. */
+HELM_MUST_CHECK int engine_take_model(const struct engine_options *options, struct model *model,
+                                      struct helm_err *err);
 /* Sets engine->self. HELM_E_MISMATCH: this kind of engine is no such processor. */
 HELM_MUST_CHECK int engine_take_self(struct worker_engine *engine, const struct engine_options *options,
                                      struct helm_err *err);
@@ -128,3 +131,8 @@ HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct p
                                        const struct model_config *config, struct helm_err *err);
 /* Adds a slower path to report->reduced. */
 void engine_reduced(struct engine_report *report, const char *fmt, ...) HELM_PRINTF(2, 3);
+
+/* The main program of a worker, whichever it is (process.c): die with the parent, take the descriptors,
+ * attach the arena, serve. Returns the exit status. */
+int process_main(const char *program, const char *about, const struct worker_engine_ops *engine, int argc,
+                 char **argv);

@@ -1,5 +1,5 @@
 /* A worker's main program. See process.h. */
-#include "common/worker/process.h"
+#include "common/worker/engine.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/cpu.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 
 /* How often a thread that sleeps between steps looks whether it should end. */
 #define STOP_CHECK_MS 100

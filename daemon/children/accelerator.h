@@ -67,7 +67,7 @@ HELM_MUST_CHECK int accelerator_check_option(const char *option, struct helm_err
 /* `option`: --device, so checked. `vram_bytes`: --vram, 0 when not given. A device that was asked
  * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error, and a probe
  * that failed, other than by finding none, is warned of. HELM_E_CANCELLED: helmd was told to end
- * (end_request.h). */
+ * (child_run.h). */
 HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
                                        struct accelerator *choice, struct helm_err *err);
 

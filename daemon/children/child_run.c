@@ -5,12 +5,15 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/units.h"
-#include "daemon/children/end_request.h"
 
 /* In the child, after fork: only async-signal-safe calls. */
 static void become(const struct child_run *run, int out, int words, pid_t parent)
@@ -109,4 +112,67 @@ int child_run(struct child_run *run, struct helm_err *err)
     close_open(words[0]);
     close_open(end_fd);
     return rc;
+}
+
+/* ---- its words ---- */
+
+static void end_line(struct child_words *words)
+{
+    words->line[words->used] = 0;
+    words->used = 0;
+    if (words->line[strspn(words->line, " ")] == 0) return;
+    if (words->on_line) words->on_line(words->context, words->line);
+    memcpy(words->last, words->line, sizeof words->last);
+}
+
+void child_words_take(struct child_words *words, const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        bool end = text[i] == '\n' || text[i] == '\r',
+             control = (unsigned char)text[i] < 0x20 || text[i] == 0x7f;
+        if (!end) words->line[words->used++] = control ? ' ' : text[i];
+        if (end || words->used == CHILD_WORDS_LINE - 1) end_line(words);
+    }
+}
+
+const char *child_words_end(struct child_words *words)
+{
+    if (words->used) end_line(words);
+    return words->last;
+}
+
+/* ---- signals that end a start ---- */
+
+static const int ending[] = {SIGTERM, SIGINT, SIGHUP};
+#define ENDING_COUNT (sizeof ending / sizeof *ending)
+
+static void ending_set(sigset_t *set)
+{
+    sigemptyset(set);
+    for (size_t i = 0; i < ENDING_COUNT; i++) sigaddset(set, ending[i]);
+}
+
+int end_request_block(struct helm_err *err)
+{
+    sigset_t set;
+    ending_set(&set);
+    return sigprocmask(SIG_BLOCK, &set, NULL) ? helm_fail_errno(err, "sigprocmask") : 0;
+}
+
+int end_request_watch(void)
+{
+    sigset_t set;
+    ending_set(&set);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int end_request_check(struct helm_err *err)
+{
+    sigset_t pending;
+    if (sigpending(&pending)) return 0;
+    for (size_t i = 0; i < ENDING_COUNT; i++)
+        if (sigismember(&pending, ending[i]) == 1)
+            return helm_fail(err, HELM_E_CANCELLED, "ended on request before it was ready (%s)",
+                             strsignal(ending[i]));
+    return 0;
 }

@@ -29,7 +29,7 @@ struct profiling_request {
 
 /* *fresh: the machine was measured now. Formats that the cached profile lacks are measured; that this fails
  * is a warning, and the plan's forecasts are then as if of bf16. HELM_E_CANCELLED: the parent has gone, or
- * helmd was told to end (end_request.h), while it was measured. */
+ * helmd was told to end (child_run.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   bool *fresh, struct helm_err *err);
 

@@ -15,18 +15,47 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <zmq.h>
 
 #include "common/shared/arena.h"
 #include "common/base/err.h"
+#include "common/model/model.h"
 #include "common/plan/plan.h"
 #include "daemon/children/keeper.h"
-#include "daemon/children/loaded.h"
 
 #define WORKERS_MAX PLAN_PROCESSORS /* one a processor */
 
 enum worker_state { WORKER_DOWN, WORKER_STARTING, WORKER_LOADING, WORKER_READY };
+
+/* ---- the check that a worker which is started again loads the same (workers_watch.c) ----
+ *
+ * Called at every READY. Without this, weights that changed on disk under a running daemon would give other
+ * tokens after a worker's death, without a word. */
+
+/* The digests of one worker (content.h); 0: not known. */
+struct loaded {
+    uint64_t vectors;  /* of what every start reads: norms, biases, the configuration's numbers */
+    uint64_t matrices; /* of the rest */
+};
+
+/* The state that the model's files had when it was read, for a name in the reason. */
+struct loaded_files {
+    const struct model *model; /* borrowed */
+    struct stat *file;         /* [shard_count + 1]: the last is the configuration's, if it is a file */
+};
+
+HELM_MUST_CHECK int loaded_files_note(const struct model *model, struct loaded_files *files,
+                                      struct helm_err *err);
+void loaded_files_free(struct loaded_files *files);
+
+/* Holds what a worker says that it loaded `now` against what it loaded before, and keeps it. HELM_E_MISMATCH:
+ * it is not the same; the text names the first file that looks changed. */
+HELM_MUST_CHECK int loaded_check(struct loaded *before, const struct loaded *now,
+                                 const struct loaded_files *files, struct helm_err *err);
+
+/* ---- the workers ---- */
 
 struct workers_config {
     const char *control;    /* endpoint to bind */

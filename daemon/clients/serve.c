@@ -7,9 +7,6 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "daemon/steps/request.h"
-#include "daemon/clients/serve_plan.h"
-#include "daemon/clients/serve_session.h"
-#include "daemon/clients/serve_status.h"
 #include "proto/helm.pb-c.h"
 
 /* ---- packing ------------------------------------------------------------------------------------------ */

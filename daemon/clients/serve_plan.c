@@ -1,7 +1,7 @@
-/* The answer to a PlanRequest. See serve_plan.h. Called from the one loop. */
+/* The answer to a PlanRequest. See serve.h. Called from the one loop. */
 #include <stdlib.h>
 
-#include "daemon/clients/serve_plan.h"
+#include "daemon/clients/serve.h"
 
 static void fill_forecast(Helm__V1__PlanForecast *out, struct forecast *forecast,
                           const struct serve_plan_shape *shape)

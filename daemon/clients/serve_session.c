@@ -1,5 +1,5 @@
-/* Requests about sessions and the answers to them. See serve_session.h. Called from the one loop. */
-#include "daemon/clients/serve_session.h"
+/* Requests about sessions and the answers to them. See serve.h. Called from the one loop. */
+#include "daemon/clients/serve.h"
 
 #include "common/base/units.h"
 

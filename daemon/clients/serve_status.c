@@ -1,5 +1,5 @@
-/* The daemon's state and counters as a Status message. See serve_status.h. */
-#include "daemon/clients/serve_status.h"
+/* The daemon's state and counters as a Status message. See serve.h. */
+#include "daemon/clients/serve.h"
 
 #include "daemon/steps/tiers.h"
 

@@ -9,7 +9,6 @@
  * tokens choose some experts more often than others. The first context counts for which a layer's slots hold
  * the experts of one token; otherwise the largest with a slot. */
 #include "common/base/log.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/plan/disk.h"
 #include "daemon/planner/ideas.h"

@@ -2,9 +2,9 @@
  *
  * Called by main.c. Handlers never block. Before each sleep the batcher rings the next step and sends what
  * the last one gave, backlogs are tried again, and the wake-up time is the nearest of all that want one.
- * Around the time when a step should end (pace.h) the loop does not sleep but looks at the workers' bells,
- * where a CPU is free for that. Leaving the loop has a reason and an exit status; there is no other way out.
- */
+ * Around the time when a step should end (scheduler.h) the loop does not sleep but looks at the workers'
+ * bells, where a CPU is free for that. Leaving the loop has a reason and an exit status; there is no other
+ * way out. */
 #pragma once
 
 #include "daemon/children/keeper.h"

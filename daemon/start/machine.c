@@ -10,7 +10,7 @@
 #include "common/cpu/kernels/linear.h"
 #include "common/model/able.h"
 #include "common/model/mixture.h"
-#include "daemon/children/end_request.h"
+#include "daemon/children/child_run.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/profile/found.h"
 #include "daemon/start/start.h"

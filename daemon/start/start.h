@@ -8,7 +8,7 @@
 #include "daemon/children/accelerator.h"
 #include "daemon/children/profiling.h"
 #include "daemon/children/worker_process.h"
-#include "daemon/clients/serve_session.h"
+#include "daemon/clients/serve.h"
 #include "daemon/planner/activations/decision.h"
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/page_size.h"

@@ -54,7 +54,6 @@
 #include "daemon/steps/kv_pages.h"
 #include "daemon/observe/metrics.h"
 #include "daemon/observe/observe.h"
-#include "daemon/steps/pace.h"
 #include "daemon/steps/prefix.h"
 #include "daemon/steps/request.h"
 #include "daemon/steps/scheduler.h"

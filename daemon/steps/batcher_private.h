@@ -59,7 +59,7 @@ void batcher_compare_draft(struct sequence *seq, uint32_t token);
  * have none, for their rates. `rung`: a step was rung since the last call. */
 void batcher_watch_drafts(struct batcher *batcher, bool rung);
 
-/* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was
+/* batcher.c: rings the move that waits, with nothing in flight; takes the end of the one that was
  * rung. */
 void batcher_ring_move(struct batcher *batcher, uint64_t now_us);
 void batcher_end_move(struct batcher *batcher, uint64_t now_us);

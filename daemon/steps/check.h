@@ -21,6 +21,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "common/model/model.h"
 #include "common/shared/arena.h"
@@ -102,3 +103,9 @@ void check_lost(struct check *check);
 uint32_t check_positions(const struct check *check);
 /* The findings so far; of `units` half layers (verdict.h). verdict_says_enough tells whether it decides. */
 void check_found(const struct check *check, uint32_t units, struct verdict *verdict);
+
+/* How far one distribution of the next token is from another: Kullback-Leibler divergence of two rows of
+ * logits. Sum over tokens of p log(p / q), natural logarithm, where p and q are the softmax of `exact` and
+ * `other`; never negative. As in sampling, a token whose logit is not finite is out (its probability is 0).
+ * INFINITY: no logit of `exact` is finite, or a token that `exact` may draw is out in `other`. */
+double divergence_of(const float *exact, const float *other, uint32_t count);

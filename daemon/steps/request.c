@@ -395,17 +395,8 @@ static int parse_session_tokens(const uint32_t *tokens, size_t count, const stru
     if (count > limits->context)
         return REFUSE_CONTEXT("a session of %zu tokens does not fit the context of %u", count,
                               limits->context);
-    for (size_t i = 0; i < count; i++)
-        if (tokens[i] >= limits->vocab)
-            return REFUSE_BOUND("tokens[%zu] is token %u, the vocabulary has %u", i, tokens[i],
-                                limits->vocab);
-    out->tokens = malloc(count * sizeof *tokens);
-    if (!out->tokens)
-        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
-                              "no memory for the tokens of a session");
-    memcpy(out->tokens, tokens, count * sizeof *tokens);
     out->token_count = (uint32_t)count;
-    return 0;
+    return copy_tokens("tokens", tokens, count, limits, &out->tokens, error);
 }
 
 static int parse_shape(const Helm__V1__SessionShape *in, struct request_shape *out,

@@ -69,10 +69,10 @@ struct request_generate {
 #define REQUEST_KV_DTYPE_MAX 8
 /* The model and the cache that a session's pages are of. */
 struct request_shape {
-    uint64_t model; /* common/model/identity.h */
+    uint64_t model; /* common/model/content.h */
     char weights[REQUEST_WEIGHTS_MAX], kv_dtype[REQUEST_KV_DTYPE_MAX];
     uint32_t layers, kv_heads, head_dim, page_tokens;
-    uint64_t origin; /* session_origin.h */
+    uint64_t origin; /* session_page.h */
 };
 struct request_session {
     uint32_t *tokens; /* of save and restore; owned */

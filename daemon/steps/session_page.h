@@ -11,6 +11,8 @@
 
 #include "common/plan/plan.h"
 #include "common/shared/arena.h"
+#include "daemon/children/workers.h"
+#include "daemon/steps/request.h"
 
 struct session_page {
     const struct plan *plan;   /* borrowed */
@@ -34,3 +36,19 @@ bool session_page_is_finite(const struct session_page *p, const unsigned char *b
 
 /* Whether all numbers of fixed states are finite: fp32, zeros where records leave room. */
 bool session_state_is_finite(const unsigned char *state, uint64_t bytes);
+
+/* ---- whether a session's pages are those of this daemon ----
+ *
+ * By their shape, and their origin as far as it shows in their bits. It is a digest, of an invariant plan
+ * (common/plan/schedule.h) alone: of the version, the workers' kernels and devices, the homes and formats of
+ * units in the list that computed the prompt, and how activations are rounded. Pages of one origin, model and
+ * type of cache are the same for the same tokens. Known once workers are ready. */
+
+/* 0: the plan is not invariant. exact: steps are STEP_EXACT. */
+uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact);
+/* The list of an invariant plan whose pages have this origin; 0 of another plan. False: none has it. */
+bool session_origin_list(const struct plan *plan, const struct workers *workers, uint64_t origin, bool exact,
+                         uint32_t *list);
+/* Writes what differs between two shapes, in words; false: nothing does. */
+bool session_shape_differs(const struct request_shape *from, const struct request_shape *to, char *text,
+                           size_t room);

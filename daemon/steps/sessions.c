@@ -9,8 +9,7 @@
 #include "common/base/log.h"
 #include "common/plan/schedule.h"
 #include "common/plan/state.h"
-#include "daemon/steps/session_cache.h"
-#include "daemon/steps/session_origin.h"
+#include "daemon/steps/session_page.h"
 #include "daemon/steps/session_windows.h"
 
 static_assert(SESSIONS_MAX <= PLAN_SESSION_PAGES, "pools of windows have room for what sessions move");

@@ -45,7 +45,7 @@ struct session {
     uint32_t front;  /* that page; PREFIX_NO_PAGE at the beginning */
     uint64_t scope;
     uint32_t list;        /* of an invariant plan, that computed the tokens or would, */
-    uint64_t origin;      /* the digest of all that decides their pages' bits (session_origin.h) */
+    uint64_t origin;      /* the digest of all that decides their pages' bits (session_page.h) */
     unsigned char *bytes; /* of the page; owned */
     bool loaded;          /* saving: they are there */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/plan/state.h"
 
 /* Each snapshot is copied: a step of a long prompt leaves one. */

@@ -394,8 +394,8 @@ static void bad_rows_are_refused_one_by_one(void **state)
     assert_int_equal(result->row[0].status, STEP_ROW_BAD);
     arena_control_of(&local->arena)->step[(local->serial + 1) % ARENA_STEP_RING] =
         (struct step){.serial = local->serial + 1, .row_count = ARENA_STEP_ROWS + 1};
-    assert_int_equal(engine_step(&local->engine, local->serial + 1, &err), HELM_E_LIMIT);
-    assert_int_equal(engine_step(&local->engine, local->serial + 2, &err), HELM_E_PEER);
+    assert_int_equal(engine_step(&local->engine.base, local->serial + 1, &err), HELM_E_LIMIT);
+    assert_int_equal(engine_step(&local->engine.base, local->serial + 2, &err), HELM_E_PEER);
     local_close(local);
     free(local);
 }

@@ -72,11 +72,11 @@ static void rig_open(struct rig *r)
     d->ops->host_free(d, rows);
     for (int i = 0; i < 3; i++) atomic_store(&r->word[i], 0);
     for (int i = 0; i < SLICES; i++) {
-        OK(d->ops->event_create(d, &r->copied[i], why));
-        OK(d->ops->event_create(d, &r->used[i], why));
+        OK(d->ops->event_create(d, DEVICE_EVENT_PLAIN, &r->copied[i], why));
+        OK(d->ops->event_create(d, DEVICE_EVENT_PLAIN, &r->used[i], why));
     }
-    OK(d->ops->event_create_crossing(d, &r->freed, why));
-    for (int i = 0; i < PREFIX; i++) OK(d->ops->event_create_crossing(d, &r->arrived[i], why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &r->freed, why));
+    for (int i = 0; i < PREFIX; i++) OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &r->arrived[i], why));
 }
 
 static void rig_close(struct rig *r)
@@ -182,7 +182,7 @@ static void a_captured_ring(void **state)
     for (uint32_t step = 1; step <= STEPS; step++) {
         for (uint32_t i = 0; i < SLICES; i++) fill_slice(&r, step, i);
         uint64_t start_us = units_now_us();
-        OK((step % 2 ? r.d->ops->graph_launch : r.d->ops->graph_launch_beside)(r.d, graph, why));
+        OK(r.d->ops->graph_launch(r.d, graph, step % 2, why));
         uint64_t us = wait_for(&r, 0, start_us);
         if (us < best_us) best_us = us;
         check_seen(&r);
@@ -217,7 +217,7 @@ static void a_prefix_across_launches(void **state)
     uint64_t soonest_us = UINT64_MAX;
     for (uint32_t step = 1; step <= STEPS; step++) {
         uint64_t start_us = units_now_us();
-        OK(d->ops->graph_launch_beside(d, graph, why));
+        OK(d->ops->graph_launch(d, graph, false, why));
         uint64_t us = wait_for(&r, 1, start_us); /* it starts though its first slices are on their way */
         if (us < soonest_us) soonest_us = us;
         OK(d->ops->event_follow(d, DEVICE_COPY, r.freed, why));
@@ -231,14 +231,14 @@ static void a_prefix_across_launches(void **state)
     }
     print_message("a step starts %llu us after its launch, beside %llu KiB for it still on their way\n",
                   (unsigned long long)soonest_us, (unsigned long long)(PREFIX * r.slice / KIB));
-    OK(d->ops->graph_launch(d, graph, why));
+    OK(d->ops->graph_launch(d, graph, true, why));
     (void)wait_for(&r, 0, 0);
     check_seen(&r);
     /* Steps and their tails put one after the other without a look: each launch waits for the copies put
      * before it, though by then the same events have been recorded for the next. */
     memset(r.back, 0, SLICES * r.slice);
     for (uint32_t step = 0; step < STEPS; step++) {
-        OK(d->ops->graph_launch_beside(d, graph, why));
+        OK(d->ops->graph_launch(d, graph, false, why));
         OK(d->ops->event_follow(d, DEVICE_COPY, r.freed, why));
         for (uint32_t i = 0; i < PREFIX; i++) {
             put_copy(&r, i);
@@ -273,13 +273,13 @@ static void copies_beside_a_waiting_queue(void **state)
     uint64_t alone_us = UINT64_MAX, beside_us = UINT64_MAX;
     for (int i = 0; i < 4; i++) {
         uint64_t start_us = units_now_us();
-        OK(d->ops->graph_launch(d, alone, why));
+        OK(d->ops->graph_launch(d, alone, true, why));
         uint64_t us = wait_for(&r, 0, start_us);
         if (us < alone_us) alone_us = us;
     }
     for (int i = 0; i < 4; i++) {
         uint64_t start_us = units_now_us();
-        OK(d->ops->graph_launch(d, beside, why));
+        OK(d->ops->graph_launch(d, beside, true, why));
         while (units_now_us() - start_us < alone_us) continue;
         atomic_store(&r.word[2], 1);
         uint64_t us = wait_for(&r, 0, start_us);
@@ -314,7 +314,7 @@ static void times_of_words_and_events(void **state)
         OK(device_word_write(d, &r.word[0], 1, why));
         for (uint32_t i = 0; i < SLICES && busy; i++) put_copy(&r, i);
         OK(d->ops->capture_end(d, &graph, why));
-        OK(d->ops->graph_launch(d, graph, why));
+        OK(d->ops->graph_launch(d, graph, true, why));
         uint64_t start_us = 0;
         for (int i = 0; i < ROUNDS; i++) {
             (void)wait_for(&r, 1, 0);
@@ -343,7 +343,7 @@ static void times_of_words_and_events(void **state)
         uint64_t best_us = UINT64_MAX;
         for (int i = 0; i < 5; i++) {
             uint64_t start_us = units_now_us();
-            OK(d->ops->graph_launch(d, graph, why));
+            OK(d->ops->graph_launch(d, graph, true, why));
             uint64_t us = wait_for(&r, 0, start_us);
             drain(d, DEVICE_COPY);
             if (us < best_us) best_us = us;
@@ -391,7 +391,7 @@ static void pages_of_registered_memory(void **state)
         OK(device_copy_2d(d, queue, DEVICE_TO_DEVICE, &in, why));
         OK(device_copy_2d(d, queue, DEVICE_TO_HOST, &out, why));
         if (way >= 2) OK(d->ops->capture_end(d, &graph, why));
-        if (graph) OK(d->ops->graph_launch(d, graph, why));
+        if (graph) OK(d->ops->graph_launch(d, graph, true, why));
         drain(d, queue);
         for (uint64_t i = 0; i < region; i++)
             if (memory[2 * region + i] != (i % HOST_STRIDE < WIDTH ? from[i] : 0x55))
@@ -422,7 +422,7 @@ static void a_sleeping_event(void **state)
     rig_open(&r);
     struct device *d = r.d;
     struct device_event *event;
-    OK(d->ops->event_create_sleeping(d, &event, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_SLEEPING, &event, why));
     for (int round = 0; round < 2; round++) {
         pthread_t thread;
         atomic_store(&r.word[2], 0);

@@ -1,4 +1,4 @@
-/* The CPU's attention in a GPU's layers, to cells that lie in the arena alone (worker-cpu/program/assist.h).
+/* The CPU's attention in a GPU's layers, to cells that lie in the arena alone (worker-cpu/program/execute.h).
  * See profile_tool.h. Called by helm_profile.c.
  *
  * Layers of the 8B shape are cut and computed as in such a step, one region after another, with queries that
@@ -9,7 +9,7 @@
 #include "common/base/units.h"
 #include "common/measure/stats.h"
 #include "tools/profile/profile_tool.h"
-#include "worker-cpu/program/assist.h"
+#include "worker-cpu/program/execute.h"
 
 enum {
     HEADS = 32,

@@ -18,7 +18,7 @@
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "tools/profile/profile_tool.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 
 #define LONG         (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
 #define CHUNK_START  1024                              /* positions before a chunk */

@@ -26,7 +26,7 @@
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/children/worker_process.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "tools/interrupt/interrupt.h"
 #include "tools/profile/profile_tool.h"
 

@@ -7,7 +7,7 @@
 #include "common/shared/doorbell.h"
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 
 /* ---- doorbells ---- */
 

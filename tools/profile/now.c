@@ -13,7 +13,7 @@
 #include "common/base/load.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "common/measure/stats.h"
 #include "tools/profile/profile_tool.h"
 

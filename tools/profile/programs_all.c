@@ -1,6 +1,6 @@
 /* A model's own programs on both processors, in the time that a first start has for them. See profile_tool.h.
  * Called by helm_profile.c; owns the device's process while it measures. */
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "common/model/mixture.h"
 #include "daemon/children/accelerator.h"
 #include "tools/profile/profile_tool.h"

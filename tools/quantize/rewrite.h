@@ -2,7 +2,7 @@
  * take, and the error of each. Called by helm-quantize. */
 #pragma once
 
-#include "common/formats/quantize_grid.h"
+#include "common/formats/quantize.h"
 #include "common/model/gguf_write.h"
 #include "common/model/shards.h"
 #include "tools/quantize/imatrix.h"

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include "common/base/log.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/model/content.h"
 #include "worker-cpu/disk/private.h"

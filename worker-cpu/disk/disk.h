@@ -26,7 +26,7 @@ HELM_MUST_CHECK int disk_open(const struct model *model, const struct plan *plan
                               struct helm_err *err);
 /* Logs what was read. NULL is allowed. */
 void disk_close(struct disk *disk);
-/* Which files they are: part of what a worker says that it loaded (daemon/children/loaded.h). */
+/* Which files they are: part of what a worker says that it loaded (daemon/children/workers.h). */
 uint64_t disk_content(const struct disk *disk);
 /* [experts] of a layer: where each one's matrix lies, NULL where it is not in memory. Constant address; the
  * contents are of the step. */

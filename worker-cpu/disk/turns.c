@@ -6,7 +6,7 @@
  * next one. Never waits but for a read. */
 #include <string.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/model/content.h"
 #include "common/plan/engine_limits.h"
 #include "worker-cpu/disk/private.h"

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #include "common/base/log.h"
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "worker-cpu/program/program.h"
 
 int activations_create(const struct cpu_activations_case *size, unsigned formats,

@@ -1,5 +1,5 @@
-/* The CPU's part of attention in layers whose cache is the GPU's. See assist.h. Called by execute.c. */
-#include "worker-cpu/program/assist.h"
+/* The CPU's part of attention in layers whose cache is the GPU's. See execute.h. Called by execute.c. */
+#include "worker-cpu/program/execute.h"
 
 #include <stdlib.h>
 #include <string.h>

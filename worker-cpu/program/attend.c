@@ -1,6 +1,6 @@
 /* Attention over a layer's own cells: norms of heads, rope, cells into the cache, queries cut into tasks. See
- * attend.h. */
-#include "worker-cpu/program/attend.h"
+ * execute.h. */
+#include "worker-cpu/program/execute.h"
 
 #include <stdatomic.h>
 #include <string.h>

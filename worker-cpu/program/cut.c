@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "common/base/round.h"
 #include "common/base/units.h"
 
 /* With one token or a few, a thread takes a third of what is left of its share at a time, but no more than 10

@@ -2,7 +2,6 @@
  *
  * A chunk goes through all tokens of its row in their order, so that states need no lock, and results do not
  * depend on how a sequence is cut into steps or steps into chunks. */
-#include "worker-cpu/program/delta.h"
 
 #include "worker-cpu/program/execute.h"
 

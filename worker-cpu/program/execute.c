@@ -11,10 +11,6 @@
 
 #include "common/base/log.h"
 #include "common/base/units.h"
-#include "worker-cpu/program/assist.h"
-#include "worker-cpu/program/attend.h"
-#include "worker-cpu/program/delta.h"
-#include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
 
 /* ---- embed ---- */

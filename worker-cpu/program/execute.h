@@ -33,7 +33,7 @@ struct run_attend {
     uint32_t part_first;   /* partial results, when splits > 1 */
 };
 
-/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and the results of the
+/* One layer's attention for the GPU (assist.c): how the step's rows are cut, and the results of the
  * pieces. */
 struct run_assist_row {
     uint32_t from, to;           /* positions */
@@ -156,3 +156,99 @@ void execute_destroy(struct run *run);
 /* Runs program[0], then program[1] if any, over the rows of this step. HELM_E_PEER when the other worker's
  * hand-over did not come, HELM_E_CANCELLED when *cancel ended the wait for it. */
 HELM_MUST_CHECK int execute_run(struct run *run, struct helm_err *err);
+
+/* ---- attend.c: attention of the CPU's layers, chunk by chunk ---- */
+
+/* A pool_chunk_fn of OP_ROPE_APPEND: norms and rotates heads of some tokens, and writes their cells. */
+void attend_append(void *run, uint32_t chunk, uint32_t thread);
+/* OP_ATTEND of the current entry. Cuts the step's attention into tasks, the same for every layer of as many
+ * heads. */
+struct pool_job attend_job(struct run *run);
+
+/* ---- delta.c: the convolution and the rule of gated delta nets over a step's rows, each with its state in
+ * the row's slot (state.h), and the gate of attention's output ---- */
+
+bool delta_is(enum op_kind kind);
+/* CONVOLVE: some channels of a row in a chunk; DELTA: a v head of a row; GATE: attention's output of some
+ * tokens. */
+struct pool_job delta_job(struct run *run, const struct program_entry *entry);
+
+/* ---- experts.c: mixtures of experts ----
+ *
+ * The choice, the chosen experts' matrices, the sum; the shared expert's weight. One token: pieces of rows of
+ * the chosen experts, shared by the threads as of one matrix; of downs the last one to finish some rows sums
+ * them, in the order of choice. Several tokens: they are grouped by expert, each expert's weights are read
+ * once a step (once for CPU_EXPERTS_TOKENS of its tokens), and sums are taken in the order of choice,
+ * whichever thread computes them.
+ *
+ * Experts on disk are computed in turns: those that are in memory, then those that came meanwhile, and so on.
+ * A turn is a region of gates and ups, or of downs. Which experts are in which turn changes no result.
+ *
+ * Where the GPU asks for some of a layer's experts (arena_layout.h), its choice comes by a lane instead: of
+ * one token those that are asked for stand in front, of several the others have no number. */
+
+static inline bool experts_are(const struct program_entry *e)
+{
+    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_TAKE || e->kind == OP_EXPERTS_GLU ||
+           e->kind == OP_EXPERTS_DOWN || e->kind == OP_EXPERTS_SUM || e->kind == OP_WEIGH;
+}
+
+/* Places of choices and pairs in the activations, counters for all that the programs have; nothing where the
+ * model has no experts. */
+HELM_MUST_CHECK int experts_create(struct run *run, const struct program *const *programs, uint32_t count,
+                                   struct helm_err *err);
+void experts_destroy(struct run *run);
+/* Before and after an entry with a lane, or that answers by one. */
+HELM_MUST_CHECK int experts_begin(struct run *run, const struct program_entry *entry, struct helm_err *err);
+HELM_MUST_CHECK int experts_end(const struct program_entry *entry, struct helm_err *err);
+/* While a thread waits and one token's downs come next (run->experts.ahead): fetches what it will read first
+ * of them into its L2. As a pool_idle_fn. */
+bool experts_fetch_ahead(const struct run *run, const struct program_entry *down, uint32_t thread,
+                         uint32_t piece);
+/* The region of such an entry. Groups the step's tokens before their gates. run->rc: experts on disk could
+ * not be read. */
+struct pool_job experts_job(struct run *run, const struct program_entry *entry);
+/* The region again, of an entry whose experts lie on disk: for those that came meanwhile; waits for some.
+ * False: it is over. */
+bool experts_again(struct run *run, struct pool_job *job);
+
+/* ---- assist.c: the CPU's part of attention in layers whose cache is the GPU's ----
+ *
+ * Positions that lie in the arena alone, below each row's direct_from (arena_layout.h, STEP_KV_ASSISTED):
+ * entries of kind OP_ATTEND_HOST. The GPU's queries come by one lane and partial
+ * results go by another. A layer's work is cut by blocks of kv heads and by pieces of the context, so that
+ * all threads have as much to read, and read in long runs; query heads that share a kv head share what is
+ * read. Pieces are folded two and two (attention_fold), in an order that does not hang on threads. Owns the
+ * partial results of a layer, in struct run. */
+
+/* Room for what the plan can ask for; nothing where its cache has one tier. HELM_E_NOMEM, and
+ * assist_destroy. */
+HELM_MUST_CHECK int assist_create(struct run *run, struct helm_err *err);
+void assist_destroy(struct run *run);
+
+/* Before the entry: waits for its queries, and until partial results may be written. */
+HELM_MUST_CHECK int assist_begin(struct run *run, const struct program_entry *e, struct helm_err *err);
+/* Cuts it for this step. */
+struct pool_job assist_job(struct run *run, const struct program_entry *e);
+/* After it: every chunk is done. */
+HELM_MUST_CHECK int assist_end(const struct program_entry *e, struct helm_err *err);
+
+/* ---- read_ahead.c: how far ahead weights are read with one token ----
+ *
+ * Tried out with the model's own weights when they are loaded, before anything is decoded. Whether fetching
+ * into the L2 besides the L1 pays depends on how many cores share the memory, not on the processor's make:
+ * with 16 cores of a Sapphire Rapids whole steps of 8B go from 147 to 160 GB/s, with two of an Ice Lake from
+ * 24.4 to 22.1. Changes no result. */
+
+/* Fewer bytes than this are not worth trying with: caches hold them. */
+#define READ_AHEAD_LEAST (64ull << 20)
+
+struct read_ahead {
+    double near_rate, far_rate; /* bytes a second into L1 alone, and into the L2 as well; 0: not tried */
+};
+
+/* Tries both with the one-token linears of `layers` and `head` (an empty program: none here) and sets
+ * run->reads; fewer bytes than `least`, or a difference that may be chance, and they stay as they are. Takes
+ * up to a second. */
+void read_ahead_choose(struct run *run, const struct program *layers, const struct program *head,
+                       uint64_t least, struct read_ahead *found);

@@ -7,13 +7,12 @@
  * many as that is faster for. In an invariant plan the kernel does not depend on how many chose it: a few
  * tokens are each multiplied as one is, prompts all by the kernel of several. Everything is in the thread's
  * own memory until it is written to the place of its pair. */
-#include "worker-cpu/program/experts.h"
+#include "worker-cpu/program/execute.h"
 
 #include <xmmintrin.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/model/weigh.h"
 #include "worker-cpu/program/linear.h"

@@ -65,19 +65,19 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
         lower_unsupported(low, layer, "a linear of weights whose format has no kernel here");
     e->decoded |= low->tiled && kernels->decode;
     struct program_segment *g = &e->segment[e->segment_count++];
-    *g = (struct program_segment){
-        .matrix = *m,
-        .kernels = kernels,
-        .bias = op->bias[weight] == TENSOR_NONE ? NULL : weights_vector(s->weights, op->bias[weight], layer),
-        .out = out,
-        .out_width = is_of_layer(op->out[weight]) ? m->rows : s->act->width[op->out[weight]],
-        .role = op->weight[weight]};
+    *g = (struct program_segment){.matrix = *m,
+                                  .kernels = kernels,
+                                  .bias = weights_vector(s->weights, op->bias[weight], layer),
+                                  .out = out,
+                                  .out_width =
+                                      is_of_layer(op->out[weight]) ? m->rows : s->act->width[op->out[weight]],
+                                  .role = op->weight[weight]};
 }
 
 /* A router, which is kept as fp32 beside the matrices: exact, however many tokens. */
 static void add_router(struct lowering *low, struct program_entry *e, const struct math_op *op, int32_t layer)
 {
-    const enum tensor_role role = op->router, bias = op->bias[0];
+    const enum tensor_role role = op->router;
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const float *router = weights_vector(s->weights, role, layer);
@@ -89,7 +89,7 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
                                             .rows = c->router.experts,
                                             .cols = c->hidden},
                                  .kernels = &s->kernels->linear[LINEAR_EXACT][FORMAT_F32],
-                                 .bias = bias == TENSOR_NONE ? NULL : weights_vector(s->weights, bias, layer),
+                                 .bias = weights_vector(s->weights, op->bias[0], layer),
                                  .out = s->act->buffer[BUFFER_ROUTER],
                                  .out_width = s->act->width[BUFFER_ROUTER],
                                  .role = role};
@@ -99,9 +99,28 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
 struct making {
     const struct math_op *op, *behind; /* and the next one in its part; NULL: none */
     int32_t layer;
+    enum op_kind kind; /* that it becomes */
     bool sampled;
     bool asked; /* of experts that the GPU asks for */
 };
+
+/* NULL: the operation has no such vector, or it is not here. */
+static const float *vector_of(const struct lowering *low, const struct making *m, enum tensor_role role)
+{
+    return weights_vector(low->source->weights, role, m->layer);
+}
+
+/* An entry of that kind, with the buffers that the operation reads and writes. */
+static struct program_entry *add(struct lowering *low, const struct making *m)
+{
+    const struct activations *act = low->source->act;
+    struct program_entry *e = lower_entry(low, m->kind, m->layer);
+    e->in = act->buffer[m->op->in];
+    e->width = act->width[m->op->in];
+    e->out = act->buffer[m->op->out[0]];
+    e->out_width = act->width[m->op->out[0]];
+    return e;
+}
 
 /* An entry of its own, first in the program. */
 static void make_embed(struct lowering *low, const struct making *m)
@@ -115,8 +134,7 @@ static void make_embed(struct lowering *low, const struct making *m)
     e->out = low->source->act->buffer[m->op->out[0]];
     e->scale = m->op->out_scale;
     e->position_first = m->op->position_first;
-    e->vector =
-        m->op->positions == TENSOR_NONE ? NULL : weights_vector(low->source->weights, m->op->positions, -1);
+    e->vector = vector_of(low, m, m->op->positions);
     if (m->op->positions != TENSOR_NONE && !e->vector)
         lower_unsupported(low, m->layer, "learned positions that are not here");
 }
@@ -132,10 +150,9 @@ static void make_norm(struct lowering *low, const struct making *m)
     e->width = input_width(low, m->op, m->op->in, m->layer);
     e->sampled = m->sampled;
     if (m->op->norm == TENSOR_NONE) return;
-    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->norm = vector_of(low, m, m->op->norm);
     e->layer_norm = m->op->norm_kind == NORM_LAYER;
-    if (m->op->norm_bias != TENSOR_NONE)
-        e->norm_bias = weights_vector(s->weights, m->op->norm_bias, m->layer);
+    e->norm_bias = vector_of(low, m, m->op->norm_bias);
     const bool experts = m->op->kind == MATH_ROUTE || m->op->kind == MATH_EXPERTS_GLU; /* read that */
     if (!low->tiled || experts) e->out = s->act->buffer[BUFFER_H];
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
@@ -191,14 +208,11 @@ static void make_linear(struct lowering *low, const struct making *m)
 /* Each head's rows times its own part of the input. */
 static void make_linear_heads(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_LINEAR_HEADS, m->layer);
-    e->in = s->act->buffer[m->op->in];
-    e->width = s->act->width[m->op->in];
+    struct program_entry *e = add(low, m);
     e->head_in = m->op->head_in;
     e->head_out = m->op->head_out;
     add_segment(low, e, m->op, 0, m->layer);
-    e->segment[0].out_width = s->model->config.heads * e->head_out;
+    e->segment[0].out_width = low->source->model->config.heads * e->head_out;
     if (low->rc) return;
     cut_heads(low, e);
     low->program->bytes += e->bytes;
@@ -223,8 +237,8 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     e->v_normed = m->op->v_normed;
     e->rope_dims = m->op->rope_dims ? m->op->rope_dims : e->head_dim;
     if (!e->no_rope) low->program->entry[0].rotates |= 1u << e->rope;
-    if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
-    if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
+    e->norm = vector_of(low, m, m->op->q_norm);
+    e->norm2 = vector_of(low, m, m->op->k_norm);
 }
 
 static void make_attend(struct lowering *low, const struct making *m)
@@ -238,17 +252,15 @@ static void make_attend(struct lowering *low, const struct making *m)
     e->head_dim = m->op->head_dim;
     e->window = c->window ? c->window[m->layer] : 0;
     e->scale = m->op->score_scale;
-    if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
+    e->sinks = vector_of(low, m, m->op->sinks);
 }
 
 /* A gate's output, in place. */
 static void make_gate(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_GATE, m->layer);
-    e->in = s->act->buffer[m->op->output_gate];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->width = e->out_width = s->act->width[m->op->out[0]];
+    struct program_entry *e = add(low, m);
+    e->in = low->source->act->buffer[m->op->output_gate];
+    e->width = e->out_width;
 }
 
 /* Where the operation's state, from byte `at` on, lies in its sequence's slot and in snapshots. */
@@ -262,43 +274,25 @@ static void place_state(struct lowering *low, const struct making *m, uint64_t a
 }
 
 /* The convolution, in place, and the rule: of one record, the columns first. */
-static void make_delta(struct lowering *low, const struct making *m, enum op_kind kind)
+static void make_delta(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    const struct model_delta *d = &s->model->config.delta;
-    struct program_entry *e = lower_entry(low, kind, m->layer);
-    place_state(low, m, kind == OP_DELTA ? model_delta_matrices_at(d) : 0, e);
-    e->delta = (struct program_delta){.conv = weights_vector(s->weights, m->op->conv, m->layer),
-                                      .decay = weights_vector(s->weights, m->op->decay, m->layer),
-                                      .time_bias = weights_vector(s->weights, m->op->time_bias, m->layer),
-                                      .norm = weights_vector(s->weights, m->op->head_norm, m->layer),
+    const struct model_delta *d = &low->source->model->config.delta;
+    struct program_entry *e = add(low, m);
+    place_state(low, m, m->kind == OP_DELTA ? model_delta_matrices_at(d) : 0, e);
+    e->delta = (struct program_delta){.conv = vector_of(low, m, m->op->conv),
+                                      .decay = vector_of(low, m, m->op->decay),
+                                      .time_bias = vector_of(low, m, m->op->time_bias),
+                                      .norm = vector_of(low, m, m->op->head_norm),
                                       .order = m->op->head_order};
     if (!e->delta.conv || !e->delta.decay || !e->delta.time_bias || !e->delta.norm)
         lower_unsupported(low, m->layer, "a gated delta net without its vectors");
-    e->in = s->act->buffer[m->op->in];
-    e->width = s->act->width[m->op->in];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->out_width = s->act->width[m->op->out[0]];
-}
-
-static void make_convolve(struct lowering *low, const struct making *m)
-{
-    make_delta(low, m, OP_CONVOLVE);
-}
-
-static void make_rule(struct lowering *low, const struct making *m)
-{
-    make_delta(low, m, OP_DELTA);
 }
 
 static void make_running_mean(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_RUNNING_MEAN, m->layer);
+    struct program_entry *e = add(low, m);
     place_state(low, m, 0, e);
-    e->in = s->act->buffer[m->op->in];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->width = e->out_width = s->act->width[m->op->in];
+    e->out_width = e->width;
 }
 
 static void make_sample(struct lowering *low, const struct making *m)
@@ -353,12 +347,12 @@ static void place_experts(const struct lowering *low, const struct making *m, st
     }
 }
 
-static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
+static void make_experts(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
-    const bool down = kind == OP_EXPERTS_DOWN;
-    struct program_entry *e = lower_entry(low, kind, m->layer);
+    const bool down = m->kind == OP_EXPERTS_DOWN;
+    struct program_entry *e = lower_entry(low, m->kind, m->layer);
     e->experts = c->router.experts;
     e->chosen = c->router.chosen;
     e->expert_rows = down ? c->hidden : c->expert_intermediate;
@@ -381,59 +375,42 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     if (down && !low->tiled && !low->few) answers(low, m, e);
 }
 
-static void make_experts_glu(struct lowering *low, const struct making *m)
-{
-    make_experts(low, m, OP_EXPERTS_GLU);
-}
-
-static void make_experts_down(struct lowering *low, const struct making *m)
-{
-    make_experts(low, m, OP_EXPERTS_DOWN);
-}
-
 /* The choice, after the linear that makes its logits; and the sum after several tokens' downs. */
 static void make_route(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = lower_entry(low, OP_ROUTE, m->layer);
-    const enum tensor_role bias = m->op->bias[1];
-    const enum tensor_role scale = m->op->expert_scale;
-    e->vector = bias == TENSOR_NONE ? NULL : weights_vector(low->source->weights, bias, m->layer);
-    e->scale_of = scale == TENSOR_NONE ? NULL : weights_vector(low->source->weights, scale, m->layer);
-    if (scale != TENSOR_NONE && !e->scale_of)
+    e->vector = vector_of(low, m, m->op->bias[1]);
+    e->scale_of = vector_of(low, m, m->op->expert_scale);
+    if (m->op->expert_scale != TENSOR_NONE && !e->scale_of)
         lower_unsupported(low, m->layer, "experts' scales that are not here");
 }
 
 static void make_weigh(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_WEIGH, m->layer);
-    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
-    e->vector = weights_vector(s->weights, m->op->router, m->layer);
-    e->in = s->act->buffer[m->op->in];
-    e->width = s->act->width[m->op->in];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->out_width = s->act->width[m->op->out[0]];
+    struct program_entry *e = add(low, m);
+    e->norm = vector_of(low, m, m->op->norm);
+    e->vector = vector_of(low, m, m->op->router);
     if (!e->norm || !e->vector)
         lower_unsupported(low, m->layer, "a shared expert's weight without its vector");
 }
 
+/* The other input, each with a norm of its own. */
+static void add_other(const struct lowering *low, const struct making *m, struct program_entry *e)
+{
+    e->other = low->source->act->buffer[m->op->other];
+    e->in_norm = vector_of(low, m, m->op->in_norm);
+    e->other_norm = vector_of(low, m, m->op->other_norm);
+}
+
 static void make_add_normed(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_ADD_NORMED, m->layer);
-    if (m->op->norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->norm, m->layer);
-    e->in = s->act->buffer[m->op->in];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->width = s->act->width[m->op->in];
+    struct program_entry *e = add(low, m);
+    e->norm = vector_of(low, m, m->op->norm);
     e->residual = m->op->residual;
     e->growth = m->op->growth;
     e->growth_context = m->op->growth_context;
-    if (m->op->out_factor != TENSOR_NONE) e->vector = weights_vector(s->weights, m->op->out_factor, m->layer);
-    if (m->op->other != BUFFER_NONE) {
-        e->other = s->act->buffer[m->op->other];
-        e->in_norm = weights_vector(s->weights, m->op->in_norm, m->layer);
-        e->other_norm = weights_vector(s->weights, m->op->other_norm, m->layer);
-    }
+    e->vector = vector_of(low, m, m->op->out_factor);
+    if (m->op->other != BUFFER_NONE) add_other(low, m, e);
     if (!e->norm != !m->op->norm || (e->residual && !e->norm) || !e->in || !e->vector != !m->op->out_factor ||
         (e->other && (!e->in_norm || !e->other_norm)))
         lower_unsupported(low, m->layer, "an output's norm without weight");
@@ -442,27 +419,17 @@ static void make_add_normed(struct lowering *low, const struct making *m)
 /* Drafts' input: two side by side, each normed. */
 static void make_join(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = lower_entry(low, OP_JOIN, m->layer);
-    e->in = s->act->buffer[m->op->in];
-    e->other = s->act->buffer[m->op->other];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->width = s->act->width[m->op->in];
-    e->in_norm = weights_vector(s->weights, m->op->in_norm, m->layer);
-    e->other_norm = weights_vector(s->weights, m->op->other_norm, m->layer);
+    struct program_entry *e = add(low, m);
+    add_other(low, m, e);
     if (!e->in_norm || !e->other_norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
 /* Parts of a token's row for each layer: its norm is of in's part. */
 static void make_per_layer(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    const struct tensor_matrix *table = weights_matrix(s->weights, m->op->weight[0], -1);
-    struct program_entry *e = lower_entry(low, OP_PER_LAYER, m->layer);
-    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
-    e->in = s->act->buffer[m->op->in];
-    e->out = s->act->buffer[m->op->out[0]];
-    e->width = s->act->width[m->op->in];
+    const struct tensor_matrix *table = weights_matrix(low->source->weights, m->op->weight[0], -1);
+    struct program_entry *e = add(low, m);
+    e->norm = vector_of(low, m, m->op->norm);
     e->in_scale = m->op->in_scale;
     e->table_scale = m->op->table_scale;
     e->scale = m->op->out_scale;
@@ -488,7 +455,7 @@ static void make_experts_take(struct lowering *low, const struct making *m)
     struct program_entry *e = lower_entry(low, OP_EXPERTS_TAKE, m->layer);
     const struct math_op *reads =
         m->behind && m->behind->own_norm ? m->behind : m->op; /* experts' own norm */
-    e->norm = weights_vector(s->weights, reads->norm, m->layer);
+    e->norm = vector_of(low, m, reads->norm);
     e->out = s->act->buffer[BUFFER_H];
     e->width = s->act->width[BUFFER_H];
     e->chosen = s->model->config.router.chosen;
@@ -512,11 +479,11 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_JOIN] = make_join,
     [OP_WEIGH] = make_weigh,
     [OP_RUNNING_MEAN] = make_running_mean,
-    [OP_CONVOLVE] = make_convolve,
-    [OP_DELTA] = make_rule,
+    [OP_CONVOLVE] = make_delta,
+    [OP_DELTA] = make_delta,
     [OP_GATE] = make_gate,
-    [OP_EXPERTS_GLU] = make_experts_glu,
-    [OP_EXPERTS_DOWN] = make_experts_down,
+    [OP_EXPERTS_GLU] = make_experts,
+    [OP_EXPERTS_DOWN] = make_experts,
     [OP_EXPERTS_SUM] = make_experts_sum,
     [OP_EXPERTS_TAKE] = make_experts_take,
 };
@@ -532,14 +499,17 @@ static void check_able(struct lowering *low, const struct math_op *op, int32_t l
 void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
               bool asked)
 {
-    const struct making making = {.op = op,
-                                  .behind = behind,
-                                  .layer = layer,
-                                  .sampled = op == &low->source->model->math.head ||
-                                             op == &low->source->model->math.draft_head,
-                                  .asked = asked};
+    struct making making = {.op = op,
+                            .behind = behind,
+                            .layer = layer,
+                            .sampled = op == &low->source->model->math.head ||
+                                       op == &low->source->model->math.draft_head,
+                            .asked = asked};
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const uint32_t count = (asked ? program_ops_mixed : program_ops_of)(op, PROCESSOR_CPU, low->tier, kinds);
     check_able(low, op, layer);
-    for (uint32_t i = 0; i < count && !low->rc; i++) make_of[kinds[i]](low, &making);
+    for (uint32_t i = 0; i < count && !low->rc; i++) {
+        making.kind = kinds[i];
+        make_of[kinds[i]](low, &making);
+    }
 }

@@ -1,6 +1,6 @@
-/* The trial of read-ahead. See read_ahead.h. Passes over the linears alone, alternating between the two
+/* The trial of read-ahead. See execute.h. Passes over the linears alone, alternating between the two
  * distances, so that other processes' load on memory affects both alike. Owns nothing. */
-#include "worker-cpu/program/read_ahead.h"
+#include "worker-cpu/program/execute.h"
 
 #include <string.h>
 #include <unistd.h>

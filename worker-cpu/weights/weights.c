@@ -10,6 +10,7 @@
 
 #include "common/model/content.h"
 #include "common/plan/engine_limits.h"
+#include "common/formats/packed.h"
 
 /* Bytes that one thread populates and reads at a time: a multiple of a huge page, small enough that progress
  * is smooth. */
@@ -213,6 +214,54 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     job->huge_bytes += huge;
     job->small_bytes += small;
     pthread_mutex_unlock(&job->lock);
+}
+
+/* ---- packing ---- */
+
+/* Reads one matrix and packs it into its place. */
+static int weights_pack(const struct weights_loading *l, const struct model_shards *shards,
+                        const struct model_tensor *t, void *to, struct helm_err *err)
+{
+    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+    uint16_t *value = malloc(packed_group_values(rows, cols, 0) * sizeof *value);
+    int rc = value ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to pack %s", t->name);
+    uint32_t *offset = to;
+    char *groups = (char *)to + packed_groups_at(rows);
+    offset[0] = 0;
+    for (uint32_t g = 0; g < packed_groups(rows) && !rc; g++) {
+        const uint32_t values = packed_group_values(rows, cols, g);
+        const struct model_rows all = {.tensor = t,
+                                       .row = g * PACKED_ROWS,
+                                       .rows = values / cols,
+                                       .format = t->format};
+        struct packed_measure measure;
+        if (l->cancel && atomic_load_explicit(l->cancel, memory_order_relaxed))
+            rc = helm_fail(err, HELM_E_CANCELLED, "loading was cancelled");
+        if (!rc) rc = model_shards_read_rows(shards, &all, value, err);
+        if (rc) break;
+        packed_measure(value, values, &measure);
+        offset[g + 1] = offset[g] + measure.bytes / PACKED_ALIGN;
+        rc = packed_write(&measure, value, values, groups + packed_at(offset, g), err);
+        if (rc) helm_err_prefix(err, "%s", t->name);
+        if (l->bytes_done)
+            atomic_fetch_add_explicit(l->bytes_done, values * sizeof *value, memory_order_relaxed);
+    }
+    free(value);
+    return rc;
+}
+
+/* Sums up the packed matrices' bytes, as stored and packed, from the region's tables of offsets. */
+static void weights_count_packed(struct weights *w, const char *region)
+{
+    w->packed_from = w->packed_to = 0;
+    for (uint32_t i = 0; i < w->host.count; i++) {
+        const struct placement *place = &w->host.place[i];
+        const uint32_t *offset = (const uint32_t *)(region + place->offset);
+        if (place->format != FORMAT_BF16_PACKED) continue;
+        const struct model_tensor *t = placement_tensor(w->model, place);
+        w->packed_from += t->bytes;
+        w->packed_to += packed_at(offset, packed_groups((uint32_t)t->rows));
+    }
 }
 
 /* One matrix, if its size varies. */

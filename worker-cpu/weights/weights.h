@@ -2,7 +2,7 @@
  *
  * Called by engine.c at load. The region holds every matrix that stays in host memory, where the plan's
  * placements say: this worker loads them all, also those that only the GPU computes with, in the format that
- * they say; weights/pack.c those of variable size. Vectors are kept of what this worker computes in some
+ * they say; weights.c those of variable size. Vectors are kept of what this worker computes in some
  * phase. After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
  * matrices belong to the arena. */
 #pragma once
@@ -59,19 +59,12 @@ HELM_MUST_CHECK int weights_load(struct weights *weights, const struct weights_l
 HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region, struct helm_err *err);
 void weights_free(struct weights *weights);
 
-/* ---- weights/pack.c, for weights.c ---- */
-
-/* Reads one matrix and packs it into its place. */
-HELM_MUST_CHECK int weights_pack(const struct weights_loading *loading, const struct model_shards *shards,
-                                 const struct model_tensor *tensor, void *to, struct helm_err *err);
-/* Sums up the packed matrices' bytes, as stored and packed, from the region's tables of offsets. */
-void weights_count_packed(struct weights *weights, const char *region);
-
 static inline const struct tensor_matrix *weights_matrix(const struct weights *w, enum tensor_role role,
                                                          int32_t layer)
 {
     return &w->matrix[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
 }
+/* NULL: the worker has none; so it is of TENSOR_NONE. */
 static inline const float *weights_vector(const struct weights *w, enum tensor_role role, int32_t layer)
 {
     return w->vector[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];

@@ -90,7 +90,7 @@ int device_copy_2d(struct device *d, enum device_queue queue, enum device_direct
 int device_await(struct device *d, enum device_queue queue, struct helm_err *err)
 {
     struct device_event *event = NULL;
-    int rc = d->ops->event_create(d, &event, err);
+    int rc = d->ops->event_create(d, DEVICE_EVENT_PLAIN, &event, err);
     if (!rc) rc = d->ops->event_record(d, queue, event, err);
     if (!rc) rc = d->ops->event_wait(d, event, err);
     if (event) d->ops->event_free(d, event);

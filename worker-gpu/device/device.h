@@ -15,23 +15,22 @@
  * not overtake a kernel of its graph follows an event recorded after that kernel. capture_end joins the parts
  * by itself; a part may be empty. A word written by the compute part is seen when that part has come to it,
  * while copies of the copy part may still run. Launching:
- * - graph_launch: the whole graph after everything put into either queue before, and before everything put
+ * - alone: the whole graph after everything put into either queue before, and before everything put
  *   into either afterwards.
- * - graph_launch_beside: each part only after earlier work of its own queue and before later work of it; the
+ * - not alone: each part only after earlier work of its own queue and before later work of it; the
  *   rest is for events that cross (below). So copies put into the copy queue between two launches (the next
  *   step's first slices) run beside the start of the second. A device may order more than that (CUDA: compute
  *   work after the graph's own copies too).
  *
  * Events. An event stands for the point of a queue where it was recorded last; following it makes a queue
  * wait for that point. There are two kinds:
- * - Plain (event_create). Recorded in a capture it means a point of that graph, whichever launch: it is
+ * - Plain. Recorded in a capture it means a point of that graph, whichever launch: it is
  *   followed in the same capture only, by either queue. Recorded outside it is followed and waited for
  *   outside only; never recorded, it is followed outside without waiting. Recording makes it new, so one
- *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE. A plain one
- *   made by event_create_sleeping is the same but for the host's wait (event_wait), which takes no CPU: the
- *   thread sleeps until the point is reached. A wait for another may take one all the while, and be over
- *   sooner.
- * - Crossing (event_create_crossing). Every launch of a graph in which it is recorded records it. Following
+ *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE. A sleeping
+ *   one is the same but for the host's wait (event_wait), which takes no CPU: the thread sleeps until the
+ *   point is reached. A wait for another may take one all the while, and be over sooner.
+ * - Crossing. Every launch of a graph in which it is recorded records it. Following
  *   it in a capture means: each launch waits for what was recorded last before that launch was called, by a
  *   call or by a launch; for nothing if there was none. Recorded once in a capture at most, and not also
  *   followed there (HELM_E_STATE): that is what plain ones are for.
@@ -50,6 +49,8 @@
 
 enum device_queue { DEVICE_COMPUTE, DEVICE_COPY, DEVICE_QUEUE_COUNT };
 enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_DIRECTION_COUNT };
+/* Kinds of events, as above; SLEEPING is a plain one. */
+enum device_event_kind { DEVICE_EVENT_PLAIN, DEVICE_EVENT_SLEEPING, DEVICE_EVENT_CROSSING };
 
 /* Uses of device memory: the ledger's lines. */
 enum device_use {
@@ -123,9 +124,8 @@ struct device_ops {
                    const struct device_copy_2d *copy, struct helm_err *err);
     int (*clear)(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                  struct helm_err *err);
-    int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
-    int (*event_create_sleeping)(struct device *d, struct device_event **event, struct helm_err *err);
-    int (*event_create_crossing)(struct device *d, struct device_event **event, struct helm_err *err);
+    int (*event_create)(struct device *d, enum device_event_kind kind, struct device_event **event,
+                        struct helm_err *err);
     void (*event_free)(struct device *d, struct device_event *event);
     int (*event_record)(struct device *d, enum device_queue queue, struct device_event *event,
                         struct helm_err *err);
@@ -137,8 +137,7 @@ struct device_ops {
     int (*word_write)(struct device *d, _Atomic uint32_t *word, uint32_t value, struct helm_err *err);
     int (*capture_begin)(struct device *d, struct helm_err *err);
     int (*capture_end)(struct device *d, struct device_graph **graph, struct helm_err *err);
-    int (*graph_launch)(struct device *d, struct device_graph *graph, struct helm_err *err);
-    int (*graph_launch_beside)(struct device *d, struct device_graph *graph, struct helm_err *err);
+    int (*graph_launch)(struct device *d, struct device_graph *graph, bool alone, struct helm_err *err);
     void (*graph_free)(struct device *d, struct device_graph *graph); /* when its compute part is done */
     uint64_t (*memory_overhead)(struct device *d); /* taken by the driver beyond our allocations, now */
     int (*check)(struct device *d, struct helm_err *err);

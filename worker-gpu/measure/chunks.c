@@ -54,7 +54,7 @@ static int measure_begin(struct measure *m, uint64_t *others, struct device_grap
         atomic_store(word, 0);
         if (!graph) pause_of_others(others);
         double start = units_now_s();
-        rc = graph ? d->ops->graph_launch(d, graph, err) : issue_nothing(m, word, err);
+        rc = graph ? d->ops->graph_launch(d, graph, true, err) : issue_nothing(m, word, err);
         if (!rc) rc = device_word_poll(d, word, 1, MEASURE_WAIT_MS, err);
         if (s) measure_add(&samples, units_now_s() - start);
     }

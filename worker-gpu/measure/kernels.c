@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/round.h"
 #include "common/base/units.h"
+#include "common/measure/stats.h"
 #include "worker-gpu/measure/private.h"
 
 /* ---- timing ---- */
@@ -17,7 +17,7 @@
 static int run_once(const struct measure_work *w, struct device_graph *graph, struct helm_err *err)
 {
     struct device *d = w->m->device;
-    return graph ? d->ops->graph_launch(d, graph, err) : w->issue(w, err);
+    return graph ? d->ops->graph_launch(d, graph, true, err) : w->issue(w, err);
 }
 
 /* Seconds of `times` runs, one after the other. */
@@ -295,13 +295,7 @@ double measure_median_of(const struct measure_samples *s)
 {
     double sorted[MEASURE_SAMPLES_MAX];
     memcpy(sorted, s->value, s->count * sizeof *sorted);
-    for (uint32_t i = 1; i < s->count; i++)
-        for (uint32_t j = i; j > 0 && sorted[j] < sorted[j - 1]; j--) {
-            double swap = sorted[j];
-            sorted[j] = sorted[j - 1];
-            sorted[j - 1] = swap;
-        }
-    return s->count ? sorted[s->count / 2] : 0;
+    return s->count ? stats_quantile(sorted, s->count, 0.5) : 0;
 }
 
 void measure_to_rate(struct measure_samples *s, double amount, double fixed)

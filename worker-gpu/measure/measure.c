@@ -12,9 +12,8 @@
 #include <string.h>
 
 #include "common/base/cgroup.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
@@ -225,7 +224,8 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
     int rc = d->ops->thread_begin(d, err);
     if (!rc) rc = measure_choose_piece(m, &piece, &rate, err);
     while (pieces < STREAM_PIECES && (double)(piece * (pieces + 1)) < rate * STREAM_WAKE_S) pieces++;
-    for (int i = 0; i < STREAM_EVENTS && !rc; i++) rc = d->ops->event_create_sleeping(d, &event[i], err);
+    for (int i = 0; i < STREAM_EVENTS && !rc; i++)
+        rc = d->ops->event_create(d, DEVICE_EVENT_SLEEPING, &event[i], err);
     while (!rc && !atomic_load(&s->stop)) {
         struct device_event *mine = event[number % STREAM_EVENTS];
         if (number >= STREAM_EVENTS) {
@@ -334,17 +334,18 @@ static void report_context(struct measure *m)
 }
 
 /* Copies to the device alone, as measure_all has them: what the link gives now. */
-static int measure_link(struct measure *m, struct helm_err *err)
+static int measure_link(struct measure *m, const char *what, struct helm_err *err)
 {
+    (void)what;
     int rc = measure_take_memory(m, err);
     return rc ? rc : measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
 }
 
-static int measure_all(struct measure *m, struct helm_err *err)
+static int measure_all(struct measure *m, const char *what, struct helm_err *err)
 {
     int rc = measure_take_memory(m, err);
     if (!rc) rc = measure_kernels_run(m, err);
-    if (!rc) rc = measure_link(m, err);
+    if (!rc) rc = measure_link(m, what, err);
     if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
     if (!rc) rc = measure_latency(m, err);
     if (!rc) rc = measure_hand_overs(m, err);
@@ -366,6 +367,13 @@ static int measure_format(struct measure *m, const char *what, struct helm_err *
     return rc ? rc : measure_format_run(m, format, seconds, err);
 }
 
+static int measure_close_programs(struct measure *m, const char *what, struct helm_err *err)
+{
+    (void)what, (void)err;
+    measure_programs_close(m);
+    return 0;
+}
+
 static int measure_open(struct measure *m, struct helm_err *err)
 {
     const struct engine_measure_options *o = m->options;
@@ -375,7 +383,7 @@ static int measure_open(struct measure *m, struct helm_err *err)
                                            .wait_ms = MEASURE_WAIT_MS};
     m->emulated = strcmp(o->device, "emulated") == 0;
     int rc = device_open(&options, &m->device, err);
-    return rc ? rc : m->device->ops->event_create(m->device, &m->event, err);
+    return rc ? rc : m->device->ops->event_create(m->device, DEVICE_EVENT_PLAIN, &m->event, err);
 }
 
 static void measure_close(struct measure *m)
@@ -389,44 +397,33 @@ static void measure_close(struct measure *m)
     if (m->arena.fd >= 0) arena_close(&m->arena);
 }
 
-static int obey(struct measure *m, struct stream *stream, const char *command, bool *quit,
-                struct helm_err *err)
+/* Commands that measure, with what follows the name; `alone`: not while copies are flowing. */
+static const struct {
+    const char *name;
+    bool alone;
+    int (*run)(struct measure *m, const char *what, struct helm_err *err);
+} commands[] = {{"measure", true, measure_all},          {"link", true, measure_link},
+                {"format ", true, measure_format},       {"programs ", true, measure_programs_open},
+                {"cell ", false, measure_programs_cell}, {"close", false, measure_close_programs}};
+
+static int obey(struct measure *m, struct stream *stream, const char *command, struct helm_err *err)
 {
-    int rc = 0;
-    if (strcmp(command, "quit") == 0) {
-        *quit = true;
-        return 0;
+    if (strcmp(command, "stream") == 0) return stream_start(stream, m, err);
+    if (strcmp(command, "stop") == 0) return stream_stop(stream, err);
+    if (strcmp(command, "copied") == 0) return stream_copied(stream, err);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        const size_t length = strlen(commands[i].name);
+        const bool more = commands[i].name[length - 1] == ' ';
+        if (strncmp(command, commands[i].name, length) != 0 || (!more && command[length])) continue;
+        if (commands[i].alone && stream->started)
+            return helm_fail(err, HELM_E_STATE, "'%.*s' while copies are flowing", (int)(length - more),
+                             command);
+        return commands[i].run(m, command + length, err);
     }
-    if (strcmp(command, "measure") == 0) {
-        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'measure' while copies are flowing")
-                             : measure_all(m, err);
-    } else if (strcmp(command, "link") == 0) {
-        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'link' while copies are flowing")
-                             : measure_link(m, err);
-    } else if (strncmp(command, "format ", 7) == 0) {
-        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'format' while copies are flowing")
-                             : measure_format(m, command + 7, err);
-    } else if (strncmp(command, "programs ", 9) == 0) {
-        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'programs' while copies are flowing")
-                             : measure_programs_open(m, command + 9, err);
-    } else if (strncmp(command, "cell ", 5) == 0) {
-        rc = measure_programs_cell(m, command + 5, err);
-    } else if (strcmp(command, "close") == 0) {
-        measure_programs_close(m);
-    } else if (strcmp(command, "stream") == 0) {
-        rc = stream_start(stream, m, err);
-    } else if (strcmp(command, "stop") == 0) {
-        rc = stream_stop(stream, err);
-    } else if (strcmp(command, "copied") == 0) {
-        rc = stream_copied(stream, err);
-    } else {
-        rc = helm_fail(
-            err, HELM_E_USAGE,
-            "'%.40s' is none of measure, link, format, programs, cell, close, stream, copied, stop, quit",
-            command);
-    }
-    if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
-    return rc;
+    return helm_fail(
+        err, HELM_E_USAGE,
+        "'%.40s' is none of measure, link, format, programs, cell, close, stream, copied, stop, quit",
+        command);
 }
 
 int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out)
@@ -435,13 +432,14 @@ int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *
     struct stream *stream = calloc(1, sizeof *stream);
     struct helm_err err = {0}, ignored;
     char *line = malloc(COMMAND_TEXT);
-    bool quit = false;
     int rc =
         stream && line ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
     if (!rc) print_json(out, json_pack("{s:s}", "ready", m.device->text));
-    while (!rc && !quit && fgets(line, COMMAND_TEXT, in)) {
+    while (!rc && fgets(line, COMMAND_TEXT, in)) {
         line[strcspn(line, "\n")] = '\0';
-        rc = obey(&m, stream, line, &quit, &err);
+        if (strcmp(line, "quit") == 0) break;
+        rc = obey(&m, stream, line, &err);
+        if (!rc) print_json(out, json_pack("{s:s}", "done", line));
     }
     if (stream && stream->started && stream_stop(stream, &ignored) && !rc) rc = HELM_E_DEVICE;
     if (rc) print_json(out, json_pack("{s:s}", "error", err.text));

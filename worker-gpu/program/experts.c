@@ -10,6 +10,8 @@
  * tokens, says of each expert whether it lies in a slot, is read in host memory or is the CPU's, and asks for
  * these by lane; the CPU's answer is added last. */
 #include "worker-gpu/program/making.h"
+#include "common/plan/share.h"
+#include "worker-gpu/program/lower.h"
 
 static struct gpuk_choice choice_of(const struct lowering *low)
 {
@@ -318,15 +320,13 @@ static uint32_t *bell_of(const struct lowering *low, struct lane *lane)
     return low->source->device->rings && !is_chunk(low) ? (uint32_t *)(void *)&lane->bell.value : NULL;
 }
 
-/* The processor that computes the experts which this one leaves out; the lane from one of the two to the
- * other. */
-static enum plan_processor helper_of(const struct lowering *low, const struct making *m)
+/* The lane to the processor that computes what this one leaves out of a unit, or the lane of its answer. */
+static struct lane *lane_of(const struct lowering *low, uint32_t unit, bool answer)
 {
-    return plan_home_rows[low->source->plan->unit[m->at->unit].home[low->program->phase]].helper;
-}
-static struct lane *lane_of(const struct lowering *low, enum plan_processor from, enum plan_processor to)
-{
-    return arena_lane_at(low->source->arena, ARENA_LANE_EXPERTS, plan_link_of(from, to));
+    const struct gpu_source *s = low->source;
+    const enum plan_processor helper = plan_home_rows[s->plan->unit[unit].home[low->program->phase]].helper;
+    return arena_lane_at(s->arena, ARENA_LANE_EXPERTS,
+                         answer ? plan_link_of(helper, s->self) : plan_link_of(s->self, helper));
 }
 
 /* The layer's hand-over to the CPU, as tickets count them. */
@@ -344,7 +344,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
     const struct gpu_slots *slots = s->slots;
     const uint32_t ticket = ticket_of(low, m);
     const bool chunk = is_chunk(low);
-    struct lane *lane = lane_of(low, s->self, helper_of(low, m));
+    struct lane *lane = lane_of(low, m->at->unit, false);
     if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
     making_op(low, m)->as.experts_ask = (struct gpuk_experts_ask){
         .router = chunk ? NULL : &c->router,
@@ -369,7 +369,7 @@ void make_experts_add(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const uint32_t ticket = ticket_of(low, m);
-    struct lane *lane = lane_of(low, helper_of(low, m), s->self);
+    struct lane *lane = lane_of(low, m->at->unit, true);
     float *x = sum_of(low, m);
     if (!bell_of(low, lane)) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
     making_op(low, m)->as.experts_add =
@@ -380,5 +380,46 @@ void make_experts_add(struct lowering *low, const struct making *m)
                                   .bell = bell_of(low, lane),
                                   .ticket = ticket};
     if (ticket == plan_mixed_units(s->plan))
+        lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
+}
+
+/* ---- an MLP that two processors compute ---- */
+
+bool lower_shares(const struct lowering *low, uint32_t unit)
+{
+    return plan_home_rows[low->source->plan->unit[unit].home[low->program->phase]].route == PLAN_ROWS;
+}
+
+void lower_share_begin(struct lowering *low, uint32_t unit)
+{
+    const struct gpu_source *s = low->source;
+    const uint32_t ticket = plan_shared_index(s->plan, unit) + 1;
+    struct lane *lane = lane_of(low, unit, false);
+    if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
+    lower_add(low, OP_LANE_WRITE, (int32_t)unit_layer(unit))->op.as.move =
+        (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_X),
+                         .to = lane->data,
+                         .width = s->model->config.hidden};
+    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
+}
+
+/* Where the device's kernels can wait for a word this one does, unless it is a chunk's, of many blocks, or
+ * slices are copied meanwhile: in a captured graph a copy that waits for a kernel seems to wait for the whole
+ * run of kernels after it too, up to the next node of the queue (docs/planner-plan.md). Else its queue. */
+void lower_share_end(struct lowering *low, uint32_t unit, float *out)
+{
+    const struct gpu_source *s = low->source;
+    const uint32_t ticket = plan_shared_index(s->plan, unit) + 1;
+    struct lane *lane = lane_of(low, unit, true);
+    const bool waits = s->device->rings && low->program->tier != GPU_TIER_CHUNK && !low->ring->count;
+    if (!waits) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
+    lower_add(low, OP_EXPERTS_ADD, (int32_t)unit_layer(unit))->op.as.experts_add =
+        (struct gpuk_experts_add){.x = gpu_area(s->buffers, GPU_AREA_X),
+                                  .sum = lane->data,
+                                  .out = out,
+                                  .width = s->model->config.hidden,
+                                  .bell = waits ? (uint32_t *)(void *)&lane->bell.value : NULL,
+                                  .ticket = ticket};
+    if (ticket == plan_shared_units(s->plan))
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }

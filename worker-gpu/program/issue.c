@@ -2,7 +2,7 @@
  *
  * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
  * not wanted). Called by step.c and engine.c. */
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/grow.h"
 #include "worker-gpu/program/lower.h"
 
 static const uint32_t tier_tokens[GPU_TIER_COUNT] = {1, 2, 4, 8, GPUK_BATCH_MAX, UINT32_MAX};
@@ -71,15 +72,9 @@ bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_progra
 struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer)
 {
     struct gpu_program *p = low->program;
-    if (p->count == p->capacity) {
-        uint32_t capacity = p->capacity ? p->capacity * 2 : 64;
-        struct gpu_entry *grown = realloc(p->entry, capacity * sizeof *grown);
-        if (!grown) {
-            low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
-            return &low->nowhere;
-        }
-        p->entry = grown;
-        p->capacity = capacity;
+    if (!GROW(p->entry, p->count, p->capacity)) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", p->count + 1);
+        return &low->nowhere;
     }
     struct gpu_entry *e = &p->entry[p->count++];
     memset(e, 0, sizeof *e);

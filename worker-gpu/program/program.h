@@ -228,7 +228,7 @@ struct gpu_source {
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; after it the other place's */
     _Atomic uint32_t *sent;    /* pinned: how many lanes' last hand-overs are published (gpu_turn.last_out) */
-    _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
+    _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (tiers.h) */
     float rope_scale[MODEL_ROPES_MAX];
     const bool *left_out; /* [units + 1]: half layers, and the head after them, that a program which is only
                              measured lacks; NULL: none */

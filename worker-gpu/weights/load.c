@@ -13,8 +13,10 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/model/arch.h"
 #include "common/model/content.h"
+#include "common/model/sample.h"
 #include "common/model/shards.h"
 #include "common/plan/engine_limits.h"
 #include "common/formats/packed.h"
@@ -218,7 +220,7 @@ static int reader_open(struct reader *r, struct load_job *job, struct helm_err *
     r->job = job;
     for (uint32_t s = 0; s < WEIGHTS_SLOTS && !rc; s++) {
         rc = device_host_alloc(d, job->slot_bytes, &r->slot[s], err);
-        if (!rc) rc = d->ops->event_create(d, &r->event[s], err);
+        if (!rc) rc = d->ops->event_create(d, DEVICE_EVENT_PLAIN, &r->event[s], err);
     }
     if (rc || !job->packed_count) return rc;
     r->value = malloc((size_t)job->values_bytes);
@@ -364,9 +366,10 @@ static int send_tables(struct gpu_weights *w, struct helm_err *err)
 }
 
 /* Norm weights and biases: few and small, so read one after another, made fp32, copied at once. */
-static int load_vectors(struct gpu_weights *w, const struct model_shards *shards, struct helm_err *err)
+int gpu_weights_load_vectors(struct gpu_weights *w, const struct model_shards *shards, struct helm_err *err)
 {
     void *host = NULL;
+    uint64_t random = RANDOM_SEED;
     if (!w->vector_bytes) return 0;
     int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
@@ -376,8 +379,11 @@ static int load_vectors(struct gpu_weights *w, const struct model_shards *shards
                                        .format = p->format};
         float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
         if (!arch_role_is_vector(p->tensor->role)) continue;
-        rc = model_shards_read_rows(shards, &all, at, err);
-        if (!rc) rc = model_vector_finish(&w->model->config, p->tensor, at, err);
+        const uint64_t made = shards ? 0 : p->tensor->rows * p->tensor->cols;
+        for (uint64_t n = 0; n < made; n++)
+            at[n] = model_sample_value(p->tensor->role, (uint32_t)(random_next(&random) >> 32));
+        if (shards) rc = model_shards_read_rows(shards, &all, at, err);
+        if (shards && !rc) rc = model_vector_finish(&w->model->config, p->tensor, at, err);
     }
     if (!rc) rc = copy_whole(w, w->vector_at, host, w->vector_bytes, err);
     if (host) w->device->ops->host_free(w->device, host);
@@ -392,7 +398,7 @@ int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t thre
     if (!w->model->shard_count) return gpu_weights_make(w, err);
     int rc = model_shards_open(w->model, &shards, err);
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
-    if (!rc) rc = load_vectors(w, &shards, err);
+    if (!rc) rc = gpu_weights_load_vectors(w, &shards, err);
     if (!rc) w->vectors_content = content_of_config(&w->model->config) + atomic_exchange(shards.content, 0);
     if (!rc) rc = open_tables(w, err);
     if (!rc) rc = load_matrices(w, &shards, threads, bytes_done, cancel, err);

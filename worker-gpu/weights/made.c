@@ -7,16 +7,9 @@
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "common/model/arch.h"
-#include "common/model/sample.h"
 #include "worker-gpu/weights/weights.h"
 
 #define MADE_PIECE (4 * MIB)
-
-static uint32_t random_of(uint32_t *state)
-{
-    *state ^= *state << 13, *state ^= *state >> 17, *state ^= *state << 5;
-    return *state;
-}
 
 /* Pinned memory of this size, filled with a format's blocks, over and over in a matrix's place. */
 static int fill_matrix(struct gpu_weights *w, const struct gpu_weights_place *p, const void *piece,
@@ -49,34 +42,13 @@ static int fill_matrices(struct gpu_weights *w, enum tensor_format format, bool 
     return rc || !filled ? rc : device_await(w->device, DEVICE_COPY, err);
 }
 
-static int fill_vectors(struct gpu_weights *w, struct helm_err *err)
-{
-    void *host = NULL;
-    uint32_t state = 2463534242u;
-    if (!w->vector_bytes) return 0;
-    int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
-    for (uint32_t i = 0; i < w->place_count && !rc; i++) {
-        const struct gpu_weights_place *p = &w->place[i];
-        const uint64_t count = p->tensor->rows * p->tensor->cols;
-        if (!arch_role_is_vector(p->tensor->role)) continue;
-        float *at = (float *)(void *)((char *)host + (p->offset - w->vector_at));
-        for (uint64_t n = 0; n < count; n++) at[n] = model_sample_value(p->tensor->role, random_of(&state));
-    }
-    if (!rc)
-        rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + w->vector_at, host,
-                         w->vector_bytes, err);
-    if (!rc) rc = device_await(w->device, DEVICE_COPY, err);
-    if (host) w->device->ops->host_free(w->device, host);
-    return rc;
-}
-
 int gpu_weights_make(struct gpu_weights *w, struct helm_err *err)
 {
     void *piece = NULL;
     if (w->packed_room) return helm_fail(err, HELM_E_UNSUPPORTED, "weights that are made up are not packed");
     int rc = device_alloc(w->device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = device_host_alloc(w->device, MADE_PIECE, &piece, err);
-    if (!rc) rc = fill_vectors(w, err);
+    if (!rc) rc = gpu_weights_load_vectors(w, NULL, err);
     for (int f = 0; f < 2 * FORMAT_COUNT && !rc; f++)
         if (!tensor_format_of((enum tensor_format)(f / 2))->variable)
             rc = fill_matrices(w, (enum tensor_format)(f / 2), f % 2, piece, err);

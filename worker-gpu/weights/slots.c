@@ -94,7 +94,7 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     s->table[table_count(s)] = plan_experts(s->plan)->direct_permille;
     for (uint32_t e = 0; e < experts_of(s); e++) s->table[table_count(s) + 1 + e] = GPUK_SLOT_ABSENT;
     s->seen = (uint32_t *)(void *)((char *)s->pinned + table_bytes(s));
-    rc = device->ops->event_create(device, &s->copied, err);
+    rc = device->ops->event_create(device, DEVICE_EVENT_PLAIN, &s->copied, err);
     return rc ? rc : expert_slots_create(&size, &s->policy, err);
 }
 

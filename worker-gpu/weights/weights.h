@@ -69,6 +69,10 @@ HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device 
 /* The same of a model without files, which is only measured: random blocks and small vectors
  * (weights/made.c). */
 HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
+/* Of either: vectors, from files or (shards NULL) made up. (weights/load.c) */
+struct model_shards;
+HELM_MUST_CHECK int gpu_weights_load_vectors(struct gpu_weights *weights, const struct model_shards *shards,
+                                             struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Where groups begin: after the tables. */
 static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 void exprs_free(struct exprs *x)
 {

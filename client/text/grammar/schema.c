@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "client/text/grammar/grammar.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 void schema_refuse(struct schema *s, int code, const char *fmt, ...)
 {

@@ -6,7 +6,7 @@
 #include "client/text/grammar/gbnf.h"
 #include "client/text/grammar/json_text.h"
 #include "client/text/grammar/schema.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 #define LITERAL_MAX 65536
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 struct jinja_chunk;
 struct jinja_arena {

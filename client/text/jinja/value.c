@@ -1,7 +1,7 @@
 /* Making, asking and comparing values. See jinja/value.h. Called by everything that renders. */
 #include "client/text/jinja/value.h"
 #include "common/base/decimal.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "client/text/tokenizer/tokenizer.h"
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 #define TOK_JSON_BYTES_MAX   (64u * 1024u * 1024u) /* tokenizer.json */
 #define TOK_CONFIG_BYTES_MAX (16u * 1024u * 1024u) /* tokenizer_config.json, chat_template.jinja */

@@ -16,7 +16,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/cpu/kernels/attention_cells.h"
 
 #ifndef TILE_ROWS_MAX

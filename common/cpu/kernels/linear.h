@@ -36,7 +36,7 @@ struct gemv_reads {
 };
 #define GEMV_NEAR 2048
 #define GEMV_FAR  8192
-/* Chooses the reads that usually suit this processor; worker-cpu/program/read_ahead.h tries them out. */
+/* Chooses the reads that usually suit this processor; worker-cpu/program/execute.h tries them out. */
 struct gemv_reads gemv_reads_choose(void);
 
 /* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing. The

@@ -17,7 +17,7 @@
 
 #include "common/base/json.h"
 #include "common/model/arch/usual.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 
 /* ---- keys ---- */
 

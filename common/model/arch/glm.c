@@ -10,7 +10,7 @@
  *
  * Models: GLM-4, GLM-4.5, 4.6 and 4.7. */
 #include "common/model/arch/usual.h"
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 
 /* ---- keys ---- */
 

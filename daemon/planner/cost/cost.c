@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/model/arch.h"
 #include "daemon/planner/cost/attention.h"
 #include "daemon/planner/cost/experts.h"

@@ -340,8 +340,8 @@ double cost_copy_states(const struct profile *profile, const struct plan *plan)
 }
 
 /* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long
- * steps like this take, from the third of a size on (daemon/steps/pace.h). One after another: the workers,
- * then helmd. */
+ * steps like this take, from the third of a size on (daemon/steps/scheduler.h). One after another: the
+ * workers, then helmd. */
 static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
 {
     return (step == 0) + (like_it < 2);

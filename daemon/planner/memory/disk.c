@@ -1,7 +1,7 @@
 /* Lines of the ledgers for experts on disk. See ledger.h and common/plan/disk.h. Pure. */
 #include <stdio.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "common/plan/disk.h"
 #include "daemon/planner/memory/ledger.h"
 

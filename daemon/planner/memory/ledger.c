@@ -18,7 +18,6 @@
 #include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
-#include "common/plan/arena_spec.h"
 #include "common/plan/slots.h"
 #include "common/plan/state.h"
 #include "common/plan/workspace.h"

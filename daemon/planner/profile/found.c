@@ -8,7 +8,7 @@
 
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/model/identity.h"
+#include "common/model/content.h"
 
 #define VERSION   1
 #define PATH_TEXT 4096

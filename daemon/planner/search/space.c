@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/round.h"
+#include "common/base/units.h"
 #include "daemon/planner/cost/larger.h"
 
 static bool same_item(const struct space_item *a, const struct space_item *b)

@@ -13,7 +13,7 @@
 
 #include "common/base/cpu.h"
 #include "worker-cpu/local.h"
-#include "worker-cpu/print.h"
+#include "worker-cpu/engine.h"
 
 #define BLOCKS "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
 #define MIXTURE                                                                                              \

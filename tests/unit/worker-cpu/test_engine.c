@@ -19,7 +19,7 @@
 #include "common/worker/server.h"
 #include "tests/written_plans.h"
 #include "worker-cpu/local.h"
-#include "worker-cpu/print.h"
+#include "worker-cpu/engine.h"
 
 #define FOLDER      "tests/data/golden/qwen3"
 #define LAYERS      4

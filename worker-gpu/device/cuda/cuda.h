@@ -56,9 +56,8 @@ HELM_MUST_CHECK int cuda_graphs_open(struct cuda *c, struct helm_err *err);
 void cuda_graphs_close(struct cuda *c);
 /* Before anything is put into a queue. */
 HELM_MUST_CHECK int cuda_use_queue(struct cuda *c, enum device_queue queue, struct helm_err *err);
-int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err);
-int cuda_event_create_sleeping(struct device *d, struct device_event **event, struct helm_err *err);
-int cuda_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err);
+int cuda_event_create(struct device *d, enum device_event_kind kind, struct device_event **event,
+                      struct helm_err *err);
 void cuda_event_free(struct device *d, struct device_event *event);
 int cuda_event_record(struct device *d, enum device_queue queue, struct device_event *event,
                       struct helm_err *err);
@@ -67,6 +66,5 @@ int cuda_event_follow(struct device *d, enum device_queue queue, struct device_e
 int cuda_event_wait(struct device *d, struct device_event *event, struct helm_err *err);
 int cuda_capture_begin(struct device *d, struct helm_err *err);
 int cuda_capture_end(struct device *d, struct device_graph **graph, struct helm_err *err);
-int cuda_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err);
-int cuda_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err);
+int cuda_graph_launch(struct device *d, struct device_graph *graph, bool alone, struct helm_err *err);
 void cuda_graph_free(struct device *d, struct device_graph *graph);

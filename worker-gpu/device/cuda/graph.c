@@ -66,11 +66,14 @@ int cuda_use_queue(struct cuda *c, enum device_queue queue, struct helm_err *err
 
 /* ---- events ---- */
 
-static int create(bool crossing, unsigned flags, struct device_event **event, struct helm_err *err)
+int cuda_event_create(struct device *d, enum device_event_kind kind, struct device_event **event,
+                      struct helm_err *err)
 {
+    (void)d;
+    const unsigned flags = kind == DEVICE_EVENT_SLEEPING ? cudaEventBlockingSync : cudaEventDefault;
     *event = calloc(1, sizeof **event);
     if (!*event) return helm_fail(err, HELM_E_NOMEM, "no memory for an event");
-    (*event)->crossing = crossing;
+    (*event)->crossing = kind == DEVICE_EVENT_CROSSING;
     int rc = cuda_checked(cudaEventCreateWithFlags(&(*event)->event, cudaEventDisableTiming | flags), "event",
                           err);
     if (rc) {
@@ -78,24 +81,6 @@ static int create(bool crossing, unsigned flags, struct device_event **event, st
         *event = NULL;
     }
     return rc;
-}
-
-int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    return create(false, cudaEventDefault, event, err);
-}
-
-int cuda_event_create_sleeping(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    return create(false, cudaEventBlockingSync, event, err);
-}
-
-int cuda_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    return create(true, cudaEventDefault, event, err);
 }
 
 void cuda_event_free(struct device *d, struct device_event *event)
@@ -243,8 +228,9 @@ static int order(struct cuda *c, enum device_queue from, cudaEvent_t event, enum
                              "ordering the queues", err);
 }
 
-static int launch(struct cuda *c, struct device_graph *graph, bool alone, struct helm_err *err)
+int cuda_graph_launch(struct device *d, struct device_graph *graph, bool alone, struct helm_err *err)
 {
+    struct cuda *c = cuda_of(d);
     int rc = 0;
     if (c->capture.on) return state_error(err, "a graph is launched inside a capture");
     bool pending = atomic_load_explicit(&c->copies_pending, memory_order_relaxed);
@@ -267,16 +253,6 @@ static int launch(struct cuda *c, struct device_graph *graph, bool alone, struct
             atomic_fetch_add_explicit(&c->base.copied_bytes[q][i], graph->copied_bytes[q][i],
                                       memory_order_relaxed);
     return 0;
-}
-
-int cuda_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err)
-{
-    return launch(cuda_of(d), graph, true, err);
-}
-
-int cuda_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err)
-{
-    return launch(cuda_of(d), graph, false, err);
 }
 
 /* ---- opening ---- */

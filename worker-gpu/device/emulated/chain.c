@@ -118,7 +118,7 @@ void emulated_run_chain(struct emulated_math *math, const struct op *task)
             emulated_delta_rule(math, &op->delta);
             break;
         default:
-            emulated_run_gemv(math, &op->linear);
+            emulated_linear(math, &op->linear, 1, op->linear.cols, 0);
         }
     }
 }

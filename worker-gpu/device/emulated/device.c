@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "common/base/grow.h"
-#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/device/emulated/queue.h"
 
@@ -284,8 +283,6 @@ static const struct device_ops emulated_ops = {
     .copy_2d = emulated_copy_2d,
     .clear = emulated_clear,
     .event_create = emulated_event_create,
-    .event_create_sleeping = emulated_event_create, /* waiting for any emulated event sleeps */
-    .event_create_crossing = emulated_event_create_crossing,
     .event_free = emulated_event_free,
     .event_record = emulated_event_record,
     .event_follow = emulated_event_follow,
@@ -295,7 +292,6 @@ static const struct device_ops emulated_ops = {
     .capture_begin = emulated_capture_begin,
     .capture_end = emulated_capture_end,
     .graph_launch = emulated_graph_launch,
-    .graph_launch_beside = emulated_graph_launch_beside,
     .graph_free = emulated_graph_free,
     .memory_overhead = emulated_memory_overhead,
     .check = emulated_check,

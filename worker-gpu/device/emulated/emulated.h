@@ -70,14 +70,13 @@ emulated_run_fn emulated_run_route, emulated_run_experts_ask, emulated_run_exper
 void emulated_experts_glu(struct emulated_math *math, const struct gpuk_experts_glu *c, uint32_t tokens);
 void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts_down *c, uint32_t tokens);
 size_t emulated_experts_workspace(uint32_t tokens, uint32_t chosen, uint32_t cols);
-/* A linear of any number of tokens: for experts. */
+/* A linear of any number of tokens: for experts and chains. */
 void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
                      uint32_t x_stride, uint32_t out_stride);
 emulated_run_fn emulated_run_heads, emulated_run_convolve, emulated_run_delta;
 emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
     emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */
-void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
                         void *workspace);
 void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *args);

@@ -84,24 +84,15 @@ static int follow_captured(struct device_graph *graph, enum device_queue queue, 
 
 /* ---- events ---- */
 
-static int create(bool crossing, struct device_event **event, struct helm_err *err)
+/* The host's wait for any of them sleeps. */
+int emulated_event_create(struct device *d, enum device_event_kind kind, struct device_event **event,
+                          struct helm_err *err)
 {
+    (void)d;
     *event = calloc(1, sizeof **event);
     if (!*event) return helm_fail(err, HELM_E_NOMEM, "no memory for an event");
-    (*event)->crossing = crossing;
+    (*event)->crossing = kind == DEVICE_EVENT_CROSSING;
     return 0;
-}
-
-int emulated_event_create(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    return create(false, event, err);
-}
-
-int emulated_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    return create(true, event, err);
 }
 
 void emulated_event_free(struct device *d, struct device_event *event)
@@ -269,8 +260,9 @@ static void put_parts_locked(struct emulated *e, struct device_graph *graph,
                                       memory_order_relaxed);
 }
 
-static int launch_graph(struct emulated *e, struct device_graph *graph, bool alone, struct helm_err *err)
+int emulated_graph_launch(struct device *d, struct device_graph *graph, bool alone, struct helm_err *err)
 {
+    struct emulated *e = emulated_of(d);
     struct point *cross[DEVICE_QUEUE_COUNT] = {NULL, NULL};
     if (e->capture) return helm_fail(err, HELM_E_STATE, "a graph is launched inside a capture");
     int rc = emulated_check(&e->base, err);
@@ -288,14 +280,4 @@ static int launch_graph(struct emulated *e, struct device_graph *graph, bool alo
         for (int q = 0; q < DEVICE_QUEUE_COUNT; q++) free(cross[q]);
     pthread_mutex_unlock(&e->lock);
     return rc;
-}
-
-int emulated_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err)
-{
-    return launch_graph(emulated_of(d), graph, true, err);
-}
-
-int emulated_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err)
-{
-    return launch_graph(emulated_of(d), graph, false, err);
 }

@@ -138,8 +138,8 @@ static void emulated_glu(const struct emulated_math *math, enum glu_kind glu, fl
     (glu == GLU_GELU ? v->gelu : glu == GLU_CLAMPED ? v->swiglu_clamped : v->swiglu)(gate, gate, up, n);
 }
 
-static void linear(struct emulated_math *math, const struct gpuk_linear_args *a, uint32_t tokens,
-                   uint32_t x_stride, uint32_t out_stride)
+void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *a, uint32_t tokens,
+                     uint32_t x_stride, uint32_t out_stride)
 {
     if (tokens == 0) return;
     float *x = emulated_scratch(math, SCRATCH_X, (size_t)tokens * a->cols * sizeof(float));
@@ -176,26 +176,15 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
     }
 }
 
-void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
-                     uint32_t x_stride, uint32_t out_stride)
-{
-    linear(math, args, tokens, x_stride, out_stride);
-}
-
-void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args)
-{
-    linear(math, args, 1, args->cols, 0);
-}
-
 static void run_gemm_small(struct emulated_math *math, const struct op *op)
 {
     const struct gpuk_linear_args *a = &op->as.linear;
-    linear(math, a, emulated_count(op->count, op->tokens), a->x_stride, a->out_stride);
+    emulated_linear(math, a, emulated_count(op->count, op->tokens), a->x_stride, a->out_stride);
 }
 
 static void run_gemv(struct emulated_math *math, const struct op *op)
 {
-    emulated_run_gemv(math, &op->as.linear);
+    emulated_linear(math, &op->as.linear, 1, op->as.linear.cols, 0);
 }
 
 /* ---- matrix products of prefill ---- */

@@ -10,7 +10,7 @@
 
 #include "common/shared/lane.h"
 #include "common/base/units.h"
-#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 
 #define COPY_PIECE    (256 * KIB) /* between two looks at the clock */
 #define WAIT_SPIN_US  20

@@ -164,8 +164,8 @@ void emulated_wake_all_locked(struct emulated *e);
 HELM_MUST_CHECK int emulated_graph_add(struct device_graph *graph, enum device_queue queue,
                                        const struct task *op, struct helm_err *err);
 void emulated_graph_release_locked(struct device_graph *graph);
-int emulated_event_create(struct device *d, struct device_event **event, struct helm_err *err);
-int emulated_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err);
+int emulated_event_create(struct device *d, enum device_event_kind kind, struct device_event **event,
+                          struct helm_err *err);
 void emulated_event_free(struct device *d, struct device_event *event);
 int emulated_event_record(struct device *d, enum device_queue queue, struct device_event *event,
                           struct helm_err *err);
@@ -175,6 +175,5 @@ int emulated_event_wait(struct device *d, struct device_event *event, struct hel
 int emulated_capture_begin(struct device *d, struct helm_err *err);
 int emulated_capture_end(struct device *d, struct device_graph **graph, struct helm_err *err);
 void emulated_capture_drop(struct emulated *e);
-int emulated_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err);
-int emulated_graph_launch_beside(struct device *d, struct device_graph *graph, struct helm_err *err);
+int emulated_graph_launch(struct device *d, struct device_graph *graph, bool alone, struct helm_err *err);
 void emulated_graph_free(struct device *d, struct device_graph *graph);

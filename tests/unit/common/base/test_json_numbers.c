@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/base/json_numbers.h"
 
 static json_t *parse(const char *text, struct json_numbers **numbers)
 {

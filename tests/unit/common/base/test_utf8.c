@@ -1,4 +1,4 @@
-/* Unit tests of common/base/utf8.c. */
+/* Unit tests of common/base/printable.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "common/base/utf8.h"
+#include "common/base/printable.h"
 
 /* Every character is written and read as itself, forwards and backwards, and none of its beginnings is a
  * character. */

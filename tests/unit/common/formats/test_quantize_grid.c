@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "common/formats/blocks.h"
-#include "common/formats/quantize_grid.h"
+#include "common/formats/quantize.h"
 
 #define VALUES 256
 #define BLOCKS 3

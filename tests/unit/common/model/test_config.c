@@ -11,7 +11,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "common/model/config.h"
+#include "common/model/checkpoint.h"
 #include "common/model/model.h"
 
 /* A sound Qwen3; tests change members of it. */

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/model/gguf_model.h"
+#include "common/model/checkpoint.h"
 #include "common/model/gguf_write.h"
 #include "common/model/model.h"
 

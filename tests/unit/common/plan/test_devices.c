@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/plan/arena_spec.h"
+#include "common/plan/state.h"
 #include "common/plan/placement.h"
 #include "common/plan/schedule.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/plan/arena_spec.h"
+#include "common/plan/state.h"
 #include "common/plan/placement.h"
 #include "common/plan/share.h"
 #include "common/plan/workspace.h"

@@ -11,8 +11,8 @@
 
 #include "common/model/model.h"
 #include "common/program/op.h"
-#include "worker-cpu/print.h"
-#include "worker-gpu/print.h"
+#include "worker-cpu/engine.h"
+#include "worker-gpu/engine.h"
 
 static const char *const models[] = {"tests/data/golden/qwen3",      "tests/data/golden/llama3-ropescaled",
                                      "tests/data/golden/qwen2-bias", "tests/data/golden/qwen2moe",

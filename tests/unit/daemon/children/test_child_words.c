@@ -1,4 +1,4 @@
-/* Unit tests of daemon/children/child_words.c: lines whatever pieces they come in, the last one kept. */
+/* Unit tests of daemon/children/child_run.c: lines whatever pieces they come in, the last one kept. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/children/child_words.h"
+#include "daemon/children/child_run.h"
 
 static char heard[4096];
 

@@ -1,4 +1,4 @@
-/* Unit tests of daemon/children/end_request.c, and of what waits for a child at start while the signals
+/* Unit tests of daemon/children/child_run.c, and of what waits for a child at start while the signals
  * wait. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/children/accelerator.h"
-#include "daemon/children/end_request.h"
+#include "daemon/children/child_run.h"
 #include "tests/unit/daemon/made_program.h"
 
 static bool readable(int fd)

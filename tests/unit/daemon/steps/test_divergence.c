@@ -1,4 +1,4 @@
-/* Unit tests of daemon/steps/divergence.c: distributions whose divergence is known. */
+/* Unit tests of daemon/steps/check.c: distributions whose divergence is known. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "daemon/steps/divergence.h"
+#include "daemon/steps/check.h"
 
 static void nearly(double is, double should, double by)
 {

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "daemon/start/loop.h"
-#include "daemon/steps/pace.h"
+#include "daemon/steps/scheduler.h"
 
 /* One step from now on that takes so long; returns when it ended. */
 static uint64_t step(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t now_us, uint64_t takes_us)

@@ -1,4 +1,4 @@
-/* Unit tests of daemon/steps/tiers.c and kv_places.c, by themselves and beneath a batcher whose worker keeps
+/* Unit tests of daemon/steps/tiers.c, by themselves and beneath a batcher whose worker keeps
  * what it is given in pages and places: every position that a step reads must be where the step says,
  * whatever came and went.
  *

@@ -19,7 +19,7 @@
 #include "common/worker/batch.h"
 #include "tests/written_plans.h"
 #include "worker-cpu/engine.h"
-#include "worker-cpu/program/assist.h"
+#include "worker-cpu/program/execute.h"
 
 #define FOLDER "tests/data/golden/qwen3"
 /* Instrumented, every other shape: the reference, blocks of numbers, a window. */
@@ -140,7 +140,7 @@ static struct stage *stage_open(const struct shape *shape)
     s->engine = aligned_alloc(64, (sizeof *s->engine + 63) / 64 * 64);
     assert_non_null(s->engine);
     memset(s->engine, 0, sizeof *s->engine);
-    if (arena_create(&spec, &s->arena, &err) || engine_load(s->engine, &s->arena, &options, &err) ||
+    if (arena_create(&spec, &s->arena, &err) || engine_load(&s->engine->base, &s->arena, &options, &err) ||
         attention_choose(shape->kv_dtype, 0, "ref", &s->reference, &err))
         fail_msg("%s", err.text);
     fill_slots(s);
@@ -150,7 +150,7 @@ static struct stage *stage_open(const struct shape *shape)
 
 static void stage_close(struct stage *s)
 {
-    engine_free(s->engine);
+    engine_free(&s->engine->base);
     free(s->engine);
     arena_close(&s->arena);
     plan_free(&s->plan);
@@ -276,7 +276,7 @@ static void play(struct stage *s, const struct step *step, uint32_t window, doub
 static void *run_step(void *arg)
 {
     struct stage *s = arg;
-    s->rc = engine_step(s->engine, s->serial, &s->err);
+    s->rc = engine_step(&s->engine->base, s->serial, &s->err);
     return NULL;
 }
 
@@ -426,15 +426,15 @@ static void what_is_not_of_the_plan_is_refused(void **state)
     struct step_row row = row_of(0, 200, 192, 192);
     row.count = 2;
     ring(s, &row, 1, STEP_KV_ASSISTED); /* two tokens of a row */
-    assert_int_equal(engine_step(s->engine, s->serial, &s->err), 0);
+    assert_int_equal(engine_step(&s->engine->base, s->serial, &s->err), 0);
     assert_int_equal(s->engine->own_result.row[0].status, STEP_ROW_BAD);
     row.count = 17;
     ring(s, &row, 1, STEP_KV_ASSISTED);
-    assert_int_equal(engine_step(s->engine, s->serial, &s->err), HELM_E_LIMIT);
+    assert_int_equal(engine_step(&s->engine->base, s->serial, &s->err), HELM_E_LIMIT);
     row.count = 1;
     s->engine->plan.kv_direct_permille = 1000;
     ring(s, &row, 1, STEP_KV_ASSISTED);
-    assert_int_equal(engine_step(s->engine, s->serial, &s->err), HELM_E_LIMIT);
+    assert_int_equal(engine_step(&s->engine->base, s->serial, &s->err), HELM_E_LIMIT);
     assert_non_null(strstr(s->err.text, "the CPU attend to the GPU's cache"));
     stage_close(s);
 }
@@ -457,7 +457,7 @@ static void a_chunk_in_the_arena_has_few_places(void **state)
         ring(s, &row, 1, bad == 3 ? 0 : bad == 4 ? STEP_KV_ARENA | STEP_KV_ASSISTED : STEP_KV_ARENA);
         struct step *step = &arena_control_of(&s->arena)->step[s->serial % ARENA_STEP_RING];
         if (bad == 5) step->fetch_count = 1;
-        const int rc = engine_step(s->engine, s->serial, &s->err);
+        const int rc = engine_step(&s->engine->base, s->serial, &s->err);
         assert_int_equal(rc, bad < 4 ? 0 : HELM_E_LIMIT);
         if (bad < 4)
             assert_int_equal(s->engine->own_result.row[0].status, bad ? STEP_ROW_BAD : STEP_ROW_OK);
@@ -476,10 +476,10 @@ static void queries_that_do_not_come_end_the_wait(void **state)
     const struct step_row row = row_of(0, 200, 192, 192);
     s->engine->run.peer_wait_ms = 20;
     ring(s, &row, 1, STEP_KV_ASSISTED);
-    assert_int_equal(engine_step(s->engine, s->serial, &s->err), HELM_E_PEER);
+    assert_int_equal(engine_step(&s->engine->base, s->serial, &s->err), HELM_E_PEER);
     atomic_store(&s->engine->base.cancel, true);
     s->engine->run.peer_wait_ms = WAIT_MS;
-    assert_int_equal(engine_step(s->engine, s->serial, &s->err), HELM_E_CANCELLED);
+    assert_int_equal(engine_step(&s->engine->base, s->serial, &s->err), HELM_E_CANCELLED);
     stage_close(s);
 }
 

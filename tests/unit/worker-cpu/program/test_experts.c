@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "tests/unit/common/model/build_checkpoint.h"
-#include "worker-cpu/print.h"
+#include "worker-cpu/engine.h"
 
 /* Rows of an expert's gates are no multiple of what kernels read side by side, nor of any number of
  * threads. */

@@ -10,7 +10,7 @@
 
 #include "common/base/units.h"
 #include "tests/unit/common/model/build_checkpoint.h"
-#include "worker-cpu/print.h"
+#include "worker-cpu/engine.h"
 
 #define HIDDEN       1024
 #define INTERMEDIATE 16384

@@ -29,7 +29,7 @@ static inline struct device *open_emulated(uint64_t vram_bytes, uint64_t copy_by
 static inline void drain(struct device *d, enum device_queue queue)
 {
     struct device_event *event;
-    OK(d->ops->event_create(d, &event, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_PLAIN, &event, why));
     OK(d->ops->event_record(d, queue, event, why));
     OK(d->ops->event_wait(d, event, why));
     d->ops->event_free(d, event);

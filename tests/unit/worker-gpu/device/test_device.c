@@ -93,7 +93,7 @@ static void copies_are_asynchronous_and_ordered(void **state)
     uint32_t seen_early;
     uint64_t start_us = units_now_us();
     assert_int_equal(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, vram, host, BYTES, &err), 0);
-    assert_int_equal(d->ops->event_create(d, &copied, &err), 0);
+    assert_int_equal(d->ops->event_create(d, DEVICE_EVENT_PLAIN, &copied, &err), 0);
     assert_int_equal(d->ops->event_record(d, DEVICE_COPY, copied, &err), 0);
     assert_int_equal(device_word_write(d, &word, 1, &err), 0); /* the other queue does not wait for it */
     assert_true(units_now_us() - start_us < 400000);           /* nor did we */
@@ -126,7 +126,7 @@ static void who_waits_for_a_sleeping_event_sleeps(void **state)
     struct device_event *copied;
     OK(device_alloc(d, DEVICE_WEIGHTS, BYTES, &vram, why));
     OK(device_host_alloc(d, BYTES, &host, why));
-    OK(d->ops->event_create_sleeping(d, &copied, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_SLEEPING, &copied, why));
     OK(d->ops->event_wait(d, copied, why)); /* never recorded: nothing to wait for */
     for (int round = 0; round < 2; round++) {
         OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, vram, host, BYTES, why));
@@ -170,7 +170,7 @@ static void graphs_replay(void **state)
     assert_true(d->used[DEVICE_GRAPHS] > 0);
     for (int i = 0; i < 50; i++) {
         assert_int_equal(atomic_load(&out), 0);
-        assert_int_equal(d->ops->graph_launch(d, graph, &err), 0);
+        assert_int_equal(d->ops->graph_launch(d, graph, true, &err), 0);
         if (i % 10 == 0) assert_int_equal(device_word_poll(d, &out, 1, 60, &err), HELM_E_PEER);
         atomic_store(&in, 1);
         assert_int_equal(device_word_poll(d, &out, 1, 5000, &err), 0);

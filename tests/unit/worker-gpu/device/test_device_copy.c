@@ -46,7 +46,7 @@ static void pieces_go_both_ways(void **state)
             if (graphed) {
                 OK(d->ops->capture_end(d, &graph, why));
                 assert_int_equal(((unsigned char *)vram)[0], 0xdd);
-                OK(d->ops->graph_launch(d, graph, why));
+                OK(d->ops->graph_launch(d, graph, true, why));
             }
             drain(d, queue);
             for (int i = 0; i < HOST_STRIDE * HEIGHT; i++)

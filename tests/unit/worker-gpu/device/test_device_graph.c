@@ -30,8 +30,8 @@ static void ring_open(struct ring_test *t, uint64_t copy_bytes_per_s)
     OK(device_host_alloc(t->d, SLICES * SLICE, &memory, why));
     t->host = memory;
     for (int i = 0; i < SLICES; i++) {
-        OK(t->d->ops->event_create(t->d, &t->copied[i], why));
-        OK(t->d->ops->event_create(t->d, &t->used[i], why));
+        OK(t->d->ops->event_create(t->d, DEVICE_EVENT_PLAIN, &t->copied[i], why));
+        OK(t->d->ops->event_create(t->d, DEVICE_EVENT_PLAIN, &t->used[i], why));
     }
 }
 
@@ -94,7 +94,7 @@ static void a_ring_is_never_overwritten_early(void **state)
         assert_int_equal(atomic_load(&t.looked), 0); /* captured, not done */
         for (uint32_t step = 1; step <= 10; step++) {
             ring_fill(&t, step * 37);
-            OK(t.d->ops->graph_launch(t.d, graph, why));
+            OK(t.d->ops->graph_launch(t.d, graph, true, why));
             OK(device_word_poll(t.d, &t.end, 1, 5000, why));
             atomic_store(&t.end, 0);
             assert_int_equal(atomic_load(&t.wrong), 0);
@@ -112,7 +112,7 @@ static void a_ring_is_never_overwritten_early(void **state)
         ring_put(&t, 0);
         OK(t.d->ops->capture_end(t.d, &graph, why));
         atomic_store(&t.end, 0);
-        for (int i = 0; i < 3; i++) OK(t.d->ops->graph_launch(t.d, graph, why));
+        for (int i = 0; i < 3; i++) OK(t.d->ops->graph_launch(t.d, graph, true, why));
         drain(t.d, DEVICE_COMPUTE);
         assert_int_equal(atomic_load(&t.wrong), 0);
         assert_int_equal(atomic_load(&t.looked), 14 * SLICES);
@@ -170,7 +170,7 @@ static void copies_run_beside_waits_and_kernels(void **state)
         atomic_store(&word, 0);
         atomic_store(&t.end, 0);
         uint64_t start_us = units_now_us();
-        OK(t.d->ops->graph_launch(t.d, graph, why));
+        OK(t.d->ops->graph_launch(t.d, graph, true, why));
         sleep_ms(WAIT_MS);
         atomic_store(&word, 1);
         OK(device_word_poll(t.d, &t.end, 1, 5000, why));
@@ -199,19 +199,19 @@ static void the_end_does_not_wait_for_the_tail(void **state)
     OK(device_word_write(t.d, &t.end, 2, why)); /* no copies at all */
     OK(t.d->ops->capture_end(t.d, &next, why));
     uint64_t start_us = units_now_us();
-    OK(t.d->ops->graph_launch(t.d, graph, why));
+    OK(t.d->ops->graph_launch(t.d, graph, true, why));
     OK(device_word_poll(t.d, &t.end, 1, 5000, why));
     assert_true(units_now_us() - start_us < 400000);
-    OK(t.d->ops->graph_launch_beside(t.d, next, why));
+    OK(t.d->ops->graph_launch(t.d, next, false, why));
     /* `graph` was launched whole, so even this one comes after its copies */
     OK(device_word_poll(t.d, &t.end, 2, 5000, why));
     assert_true(units_now_us() - start_us >= 490000);
     start_us = units_now_us();
-    OK(t.d->ops->graph_launch_beside(t.d, graph, why));
-    OK(t.d->ops->graph_launch_beside(t.d, next, why));
+    OK(t.d->ops->graph_launch(t.d, graph, false, why));
+    OK(t.d->ops->graph_launch(t.d, next, false, why));
     OK(device_word_poll(t.d, &t.end, 2, 5000, why));
     assert_true(units_now_us() - start_us < 400000);
-    OK(t.d->ops->graph_launch(t.d, next, why)); /* this one waits for the copies beside */
+    OK(t.d->ops->graph_launch(t.d, next, true, why)); /* this one waits for the copies beside */
     drain(t.d, DEVICE_COMPUTE);
     assert_true(units_now_us() - start_us >= 490000);
     /* and later copies wait for a graph without any */
@@ -228,7 +228,7 @@ static void the_end_does_not_wait_for_the_tail(void **state)
     atomic_store(&t.tag, t.host[0]);
     memset(t.ring, t.host[0], SLICE);
     memset(t.host, t.host[0] + 1, SLICE);
-    OK(t.d->ops->graph_launch(t.d, reader, why));
+    OK(t.d->ops->graph_launch(t.d, reader, true, why));
     OK(device_copy(t.d, DEVICE_COPY, DEVICE_TO_DEVICE, t.ring, t.host, SLICE, why));
     drain(t.d, DEVICE_COPY);
     assert_int_equal(atomic_load(&t.looked), 1);
@@ -252,8 +252,8 @@ static void events_cross_launches(void **state)
     _Atomic uint32_t started = 0;
     ring_open(&t, SLICE * 20); /* a slice: 50 ms */
     d = t.d;
-    OK(d->ops->event_create_crossing(d, &freed, why));
-    OK(d->ops->event_create_crossing(d, &arrived, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &freed, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &arrived, why));
     OK(d->ops->capture_begin(d, why));
     OK(device_word_write(d, &started, 1, why));
     OK(d->ops->event_follow(d, DEVICE_COMPUTE, arrived, why));
@@ -276,7 +276,7 @@ static void events_cross_launches(void **state)
         atomic_store(&started, 0);
         atomic_store(&t.end, 0);
         uint64_t start_us = units_now_us();
-        OK(d->ops->graph_launch_beside(d, graph, why));
+        OK(d->ops->graph_launch(d, graph, false, why));
         OK(device_word_poll(d, &started, 1, 5000, why));
         early += units_now_us() - start_us < 40000;
         /* the next work is put while the step still waits for its slice */
@@ -307,13 +307,13 @@ static void a_launch_follows_what_was_recorded_before_it(void **state)
     _Atomic uint32_t gate = 0;
     ring_open(&t, SLICE * 2); /* a slice: 500 ms */
     struct device *d = t.d;
-    OK(d->ops->event_create_crossing(d, &arrived, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &arrived, why));
     OK(d->ops->capture_begin(d, why));
     OK(d->ops->event_follow(d, DEVICE_COMPUTE, arrived, why)); /* never recorded: nothing to wait for */
     OK(device_word_write(d, &t.end, 1, why));
     OK(d->ops->capture_end(d, &graph, why));
     OK(device_word_wait(d, &gate, 1, DEVICE_EQUAL, why));
-    OK(d->ops->graph_launch_beside(d, graph, why));
+    OK(d->ops->graph_launch(d, graph, false, why));
     uint64_t start_us = units_now_us();
     OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, t.ring, t.host, SLICE, why));
     OK(d->ops->event_record(d, DEVICE_COPY, arrived, why));
@@ -321,7 +321,7 @@ static void a_launch_follows_what_was_recorded_before_it(void **state)
     OK(device_word_poll(d, &t.end, 1, 5000, why));
     assert_true(units_now_us() - start_us < 400000);
     atomic_store(&t.end, 0);
-    OK(d->ops->graph_launch_beside(d, graph, why));
+    OK(d->ops->graph_launch(d, graph, false, why));
     OK(device_word_poll(d, &t.end, 1, 5000, why));
     assert_true(units_now_us() - start_us >= 490000);
     d->ops->graph_free(d, graph);
@@ -338,7 +338,7 @@ static void what_a_capture_refuses(void **state)
     struct device_graph *graph, *none;
     ring_open(&t, 0);
     struct device *d = t.d;
-    OK(d->ops->event_create_crossing(d, &crossing, why));
+    OK(d->ops->event_create(d, DEVICE_EVENT_CROSSING, &crossing, why));
     OK(d->ops->event_record(d, DEVICE_COPY, t.used[0], why));
     OK(d->ops->capture_begin(d, why));
     assert_int_equal(d->ops->event_follow(d, DEVICE_COMPUTE, t.used[0], &err), HELM_E_STATE);
@@ -354,14 +354,14 @@ static void what_a_capture_refuses(void **state)
     assert_int_equal(d->ops->event_wait(d, t.used[0], &err), HELM_E_STATE);
     OK(d->ops->capture_begin(d, why));
     assert_int_equal(d->ops->event_follow(d, DEVICE_COPY, t.used[0], &err), HELM_E_STATE); /* another one's */
-    assert_int_equal(d->ops->graph_launch(d, graph, &err), HELM_E_STATE);
+    assert_int_equal(d->ops->graph_launch(d, graph, true, &err), HELM_E_STATE);
     OK(d->ops->event_follow(d, DEVICE_COPY, crossing, why));
     assert_int_equal(d->ops->event_record(d, DEVICE_COPY, crossing, &err), HELM_E_STATE);
     OK(d->ops->capture_end(d, &none, why));
     OK(d->ops->event_record(d, DEVICE_COMPUTE, t.used[0], why));
     OK(d->ops->event_wait(d, t.used[0], why));
-    OK(d->ops->graph_launch(d, none, why));
-    OK(d->ops->graph_launch(d, graph, why));
+    OK(d->ops->graph_launch(d, none, true, why));
+    OK(d->ops->graph_launch(d, graph, true, why));
     drain(d, DEVICE_COPY);
     d->ops->graph_free(d, graph);
     d->ops->graph_free(d, none);
@@ -385,7 +385,7 @@ static void graphs_end_early(void **state)
     OK(d->ops->event_record(d, DEVICE_COPY, t.copied[0], why));
     OK(device_word_write(d, &t.end, 1, why));
     OK(d->ops->capture_end(d, &graph, why));
-    OK(d->ops->graph_launch(d, graph, why));
+    OK(d->ops->graph_launch(d, graph, true, why));
     OK(device_word_poll(d, &t.end, 1, 5000, why));
     d->ops->graph_free(d, graph);
     drain(d, DEVICE_COPY);
@@ -397,12 +397,12 @@ static void graphs_end_early(void **state)
     OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, t.ring, t.host, SLICE, why));
     OK(device_word_write(d, &after, 1, why));
     OK(d->ops->capture_end(d, &graph, why));
-    OK(d->ops->graph_launch(d, graph, why));
+    OK(d->ops->graph_launch(d, graph, true, why));
     sleep_ms(20);
     d->ops->abandon(d);
     assert_int_equal(atomic_load(&after), 0);
     assert_int_equal(d->ops->check(d, &err), HELM_E_CANCELLED);
-    assert_int_equal(d->ops->graph_launch(d, graph, &err), HELM_E_CANCELLED);
+    assert_int_equal(d->ops->graph_launch(d, graph, true, &err), HELM_E_CANCELLED);
     d->ops->graph_free(d, graph);
     ring_close(&t);
 }
@@ -425,8 +425,7 @@ static void many_launches(void **state)
     put_look(d, &look);
     OK(d->ops->capture_end(d, &graph, why));
     ring_fill(&t, 3);
-    for (int i = 0; i < LAUNCHES; i++)
-        OK((i % 2 ? d->ops->graph_launch : d->ops->graph_launch_beside)(d, graph, why));
+    for (int i = 0; i < LAUNCHES; i++) OK(d->ops->graph_launch(d, graph, i % 2, why));
     drain(d, DEVICE_COMPUTE);
     drain(d, DEVICE_COPY);
     assert_int_equal(atomic_load(&t.looked), LAUNCHES);

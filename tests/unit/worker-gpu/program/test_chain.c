@@ -12,7 +12,7 @@
 
 #include "tests/unit/worker-gpu/device/device_test.h"
 #include "tests/written_plans.h"
-#include "worker-gpu/print.h"
+#include "worker-gpu/engine.h"
 #include "worker-gpu/program/lower.h"
 
 /* ---- plans ---- */
@@ -319,7 +319,7 @@ static void lists_are_run_in_order(void **state)
     assert_int_equal(s.d->ask.chain_write(s.d, op, 2, s.list, NULL, &chain, &err), HELM_E_STATE);
     OK(s.d->ops->capture_end(s.d, &graph, why));
     s.x[0] = 100;
-    OK(s.d->ops->graph_launch(s.d, graph, why));
+    OK(s.d->ops->graph_launch(s.d, graph, true, why));
     drain(s.d, DEVICE_COMPUTE);
     assert_true(s.z[2] == 400.0f);
     s.d->ops->graph_free(s.d, graph);
@@ -327,7 +327,7 @@ static void lists_are_run_in_order(void **state)
     s.list[3] ^= 1;
     OK(run_chain(s.d, &chain, why));
     struct device_event *event;
-    OK(s.d->ops->event_create(s.d, &event, why));
+    OK(s.d->ops->event_create(s.d, DEVICE_EVENT_PLAIN, &event, why));
     (void)s.d->ops->event_record(s.d, DEVICE_COMPUTE, event, NULL);
     assert_int_equal(s.d->ops->event_wait(s.d, event, &err), HELM_E_DEVICE);
     assert_non_null(strstr(err.text, "written over"));

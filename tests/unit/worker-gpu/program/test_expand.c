@@ -1,4 +1,4 @@
-/* Unit tests of worker-gpu/program/expand.c, and of the emulated device's expansion: tables get where slices
+/* Unit tests of worker-gpu/program/ring.c, and of the emulated device's expansion: tables get where slices
  * look for them, tables that are none are refused, and what is expanded is what was packed. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 #include "common/formats/packed.h"
 #include "common/formats/random_blocks.h"
 #include "common/base/units.h"
-#include "worker-gpu/program/expand.h"
+#include "worker-gpu/program/ring.h"
 
 #define PARTS 3 /* of an operation of a GPU */
 #define ROWS  48
@@ -74,7 +74,7 @@ static void drain(struct bench *b, enum device_queue queue)
     struct device_event *event;
     struct device_ops const *ops = b->device->ops;
     struct helm_err err = {0};
-    assert_int_equal(ops->event_create(b->device, &event, &err), 0);
+    assert_int_equal(ops->event_create(b->device, DEVICE_EVENT_PLAIN, &event, &err), 0);
     assert_int_equal(ops->event_record(b->device, queue, event, &err), 0);
     if (ops->event_wait(b->device, event, &err)) fail_msg("%s", err.text);
     ops->event_free(b->device, event);

@@ -11,7 +11,7 @@
 
 #include "common/base/units.h"
 #include "daemon/planner/memory/ledger.h"
-#include "worker-gpu/print.h"
+#include "worker-gpu/engine.h"
 #include "worker-gpu/program/program.h"
 #include "tests/written_formats.h"
 #include "tests/written_plans.h"

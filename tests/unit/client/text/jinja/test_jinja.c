@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "client/text/jinja/jinja.h"
-#include "common/base/json_numbers.h"
+#include "common/base/json.h"
 
 static int run(const char *source, size_t length, const char *variables, const struct jinja_input *limits,
                char **text, struct helm_err *err)
