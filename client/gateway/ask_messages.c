@@ -254,6 +254,44 @@ static bool number_calls(struct ask_reader *r, json_t *list)
     return good || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
 }
 
+/* Appends the calls of a message as messages of their own, and their results, in the roles that templates of
+ * such calls have. */
+static bool add_apart(struct ask_reader *r, json_t *message, json_t *to)
+{
+    static const char call_fields[] = "{s:s, s:O, s:o}";
+    json_t *calls = json_object_get(message, "tool_calls"), *call;
+    const char *role = json_string_value(json_object_get(message, "role"));
+    const bool result = role && strcmp(role, "tool") == 0;
+    size_t index;
+    if (result && json_object_set_new(message, "role", json_string("observation"))) return false;
+    const bool empty = calls && json_string_length(json_object_get(message, "content")) == 0;
+    if (!empty && json_array_append(to, message)) return false;
+    json_array_foreach(calls, index, call)
+    {
+        const json_t *function = json_object_get(call, "function"),
+                     *arguments = json_object_get(function, "arguments");
+        char *written = json_dump_numbers(arguments, JSON_COMPACT | JSON_ENCODE_ANY, r->ask->numbers);
+        json_t *content = json_is_string(arguments) ? json_incref((json_t *)arguments) : json_string(written);
+        json_t *own = json_pack(call_fields, "role", "assistant", "metadata",
+                                json_object_get(function, "name"), "content", content);
+        free(written);
+        if (json_array_append_new(to, own)) return false;
+    }
+    return !calls || !json_object_del(message, "tool_calls");
+}
+
+/* Calls of the past as messages of their own. */
+static bool set_apart(struct ask_reader *r, json_t *list)
+{
+    json_t *apart = json_array(), *message;
+    bool good = apart != NULL;
+    size_t index;
+    json_array_foreach(list, index, message) good = good && add_apart(r, message, apart);
+    good = good && !json_array_clear(list) && !json_array_extend(list, apart);
+    json_decref(apart);
+    return good || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
 static bool build_messages(struct ask_reader *r, const json_t *messages, json_t *list)
 {
     if (!json_is_array(messages) || json_array_size(messages) == 0)
@@ -268,7 +306,9 @@ static bool build_messages(struct ask_reader *r, const json_t *messages, json_t 
             return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
         if (!build_message(&m)) return false;
     }
-    return !r->model->calls || !r->model->calls->counted || number_calls(r, list);
+    const struct call_syntax *calls = r->model->calls;
+    if (calls && calls->counted) return number_calls(r, list);
+    return !calls || !calls->apart || set_apart(r, list);
 }
 
 static bool render(struct ask_reader *r, const json_t *messages)

@@ -1,5 +1,5 @@
-/* Arguments that are not JSON as expressions: parameters in tags, objects with bare keys. See
- * tool_grammar.h. */
+/* Arguments that are not JSON as expressions: parameters in tags, objects with bare keys, Python's keywords.
+ * See tool_grammar.h. */
 #include <string.h>
 
 #include "client/gateway/tool_grammar.h"
@@ -144,7 +144,7 @@ static uint32_t bare_text(struct exprs *x, const struct tool_wish *w, const json
 
 static uint32_t comma(struct exprs *x)
 {
-    return expr_text(x, ",", 1);
+    return EXPR_SEQ(x, expr_text(x, ",", 1), markers_blanks(x));
 }
 
 /* `one`, and more of it between commas, or nothing. */
@@ -174,8 +174,37 @@ static uint32_t any_bare(struct exprs *x, const struct tool_wish *w)
     return expr_rule(x, object);
 }
 
-/* Members in the schema's order, of which `first` is the first one that may follow; an optional one may be
- * left out. */
+typedef int member_fn(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
+                      const json_t *schema, uint32_t *out, struct helm_err *err);
+
+/* Members of a strict tool in the schema's order, with commas; an optional one may be left out. */
+static int in_order(struct exprs *x, const struct tool_wish *w, const json_t *tool, member_fn *member,
+                    uint32_t *out, struct helm_err *err)
+{
+    const json_t *parameters = parameters_of(tool);
+    const char *key;
+    json_t *schema;
+    bool any = false; /* a member that is always there stands before: a comma goes before each later one */
+    *out = expr_seq(x);
+    json_object_foreach(json_object_get(parameters, "properties"), key, schema)
+    {
+        uint32_t one;
+        const bool required = is_required(parameters, key);
+        const int rc = member(x, w, tool, key, schema, &one, err);
+        if (rc) return rc;
+        if (!any && !required)
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
+                "model need a required one first",
+                tool_name(tool), key);
+        if (any) one = EXPR_SEQ(x, comma(x), one);
+        expr_add(x, *out, required ? one : expr_repeat(x, one, 0, 1));
+        any = true;
+    }
+    return 0;
+}
+
 static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
                        const json_t *schema, uint32_t *out, struct helm_err *err)
 {
@@ -199,35 +228,45 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
 int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
                         struct helm_err *err)
 {
-    const json_t *parameters = parameters_of(tool);
-    const char *key;
-    json_t *schema;
     if (!tool_is_strict(tool)) {
         *out = any_bare(x, w);
         return 0;
     }
-    /* rules from the last member to the first: what may follow when something is there already, and when
-     * nothing is */
-    const json_t *properties = json_object_get(parameters, "properties");
-    const uint32_t begin = expr_seq(x);
-    bool any = false; /* a member that is always there stands before: a comma goes before each later one */
-    expr_add(x, begin, expr_text(x, "{", 1));
-    json_object_foreach((json_t *)properties, key, schema)
-    {
-        uint32_t one;
-        const bool required = is_required(parameters, key);
-        const int rc = bare_member(x, w, tool, key, schema, &one, err);
-        if (rc) return rc;
-        if (!any && !required)
-            return helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
-                "model need a required one first",
-                tool_name(tool), key);
-        if (any) one = EXPR_SEQ(x, comma(x), one);
-        expr_add(x, begin, required ? one : expr_repeat(x, one, 0, 1));
-        any = true;
+    uint32_t members;
+    const int rc = in_order(x, w, tool, bare_member, &members, err);
+    *out = EXPR_SEQ(x, expr_text(x, "{", 1), members, expr_text(x, "}", 1));
+    return rc;
+}
+
+/* ---- Python ---- */
+
+static uint32_t keyword(struct exprs *x, uint32_t key, uint32_t value)
+{
+    return EXPR_SEQ(x, key, expr_text(x, "=", 1), value);
+}
+
+static int python_member(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
+                         const json_t *schema, uint32_t *out, struct helm_err *err)
+{
+    uint32_t value;
+    (void)w;
+    const int rc = json_value(x, tool, key, schema, &value, err);
+    if (!rc) *out = keyword(x, expr_text(x, key, strlen(key)), value);
+    return rc;
+}
+
+int tool_arguments_python(struct exprs *x, const json_t *tool, uint32_t *out, struct helm_err *err)
+{
+    static const struct expr_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+    uint32_t members;
+    int rc = 0;
+    if (tool_is_strict(tool)) {
+        rc = in_order(x, NULL, tool, python_member, &members, err);
+    } else {
+        const uint32_t any = exprs_new_rule(x), key = expr_repeat(x, expr_set(x, word, 4), 1, ANSWER_KEY_MAX);
+        exprs_define(x, any, keyword(x, key, json_any(x, ANY_VALUE)));
+        members = listed(x, any);
     }
-    *out = expr_add(x, begin, expr_text(x, "}", 1));
-    return 0;
+    *out = rc ? 0 : EXPR_SEQ(x, members, expr_text(x, ")", 1));
+    return rc;
 }

@@ -53,6 +53,8 @@ static int arguments_of(struct exprs *x, const struct tool_wish *w, const json_t
         return tool_arguments_parameters(x, w, tool, out, err);
     case CALL_BARE:
         return tool_arguments_bare(x, w, tool, out, err);
+    case CALL_PYTHON:
+        return tool_arguments_python(x, tool, out, err);
     default:
         return json_arguments(x, tool, out, err);
     }
@@ -164,7 +166,8 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
         const uint32_t end = s->close && !s->may_end ? marker(x, w, s->close) : expr_seq(x);
         return json_form(x, " [$]$", several(x, w, call, json_form(x, ", ")), end);
     }
-    const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
+    /* one pair of markers around several calls */
+    const bool shared = (s->call_open && s->begins) || s->form == CALL_PYTHON;
     const uint32_t calls = shared ? several(x, w, call, json_any(x, ANY_SPACE)) : expr_rule(x, call);
     return json_form(x, " $ $", calls, marker(x, w, s->close));
 }
@@ -172,7 +175,10 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
 /* The whole answer is calls, or a channel is. */
 static uint32_t unmarked(struct exprs *x, const struct tool_wish *w, uint32_t call)
 {
-    return w->syntax->form == CALL_WHOLE ? several(x, w, call, expr_string(x, "; ")) : expr_rule(x, call);
+    const enum call_form form = w->syntax->form;
+    return form == CALL_WHOLE   ? several(x, w, call, expr_string(x, "; "))
+           : form == CALL_LINED ? EXPR_SEQ(x, markers_blanks(x), expr_rule(x, call))
+                                : expr_rule(x, call);
 }
 
 int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out, struct helm_err *err)
@@ -192,6 +198,16 @@ int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out
     return 0;
 }
 
+/* Text whose second line does not begin with an object: its first may be a tool's name. */
+static uint32_t text_of_lines(struct exprs *x, const struct expr_range *others, uint32_t n)
+{
+    static const struct expr_range in_line[] = {{0, '\n' - 1}, {'\n' + 1, EXPR_CHAR_MAX}};
+    const uint32_t line = expr_repeat(x, expr_set(x, in_line, 2), 0, EXPR_UNBOUNDED);
+    const uint32_t more =
+        EXPR_SEQ(x, expr_string(x, "\n"), markers_blanks(x), expr_set(x, others, n), markers_any(x));
+    return EXPR_SEQ(x, markers_blanks(x), expr_set(x, others, n), line, expr_repeat(x, more, 0, 1));
+}
+
 int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out, struct helm_err *err)
 {
     static const struct expr_range begins[] = {{'\t', '\r'}, {' ', ' '}, {'{', '{'}};
@@ -206,6 +222,8 @@ int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out,
         expr_add(x, alt, unmarked(x, w, call));
         if (s->form == CALL_CHANNEL)
             expr_add(x, alt, EXPR_SEQ(x, markers_header(x, w->tokenizer, "final"), markers_any(x)));
+        else if (s->form == CALL_LINED)
+            expr_add(x, alt, text_of_lines(x, others, n));
         else
             expr_add(x, alt, EXPR_SEQ(x, expr_set(x, others, n), markers_any(x)));
         *out = alt;

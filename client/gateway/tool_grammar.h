@@ -31,8 +31,10 @@ const char *tool_name(const json_t *tool);
 
 /* ---- tool_arguments.c ---- */
 
-/* Arguments in tags, or with bare keys, after a call's name. */
+/* Arguments in tags, with bare keys, or as Python's keywords and a closing bracket, after a call's name. */
 HELM_MUST_CHECK int tool_arguments_parameters(struct exprs *exprs, const struct tool_wish *wish,
                                               const json_t *tool, uint32_t *out, struct helm_err *err);
 HELM_MUST_CHECK int tool_arguments_bare(struct exprs *exprs, const struct tool_wish *wish, const json_t *tool,
                                         uint32_t *out, struct helm_err *err);
+HELM_MUST_CHECK int tool_arguments_python(struct exprs *exprs, const json_t *tool, uint32_t *out,
+                                          struct helm_err *err);

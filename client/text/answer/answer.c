@@ -53,13 +53,18 @@ enum call_found answer_literal(const struct answer *a, size_t at, const char *li
     return a->last ? CALL_NONE : CALL_MORE;
 }
 
+const char *answer_tool_name(const json_t *tool)
+{
+    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+}
+
 bool answer_has_tool(const json_t *tools, const char *name)
 {
     size_t index;
     const json_t *tool;
     json_array_foreach(tools, index, tool)
     {
-        const char *listed = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        const char *listed = answer_tool_name(tool);
         if (listed && strcmp(listed, name) == 0) return true;
     }
     return false;

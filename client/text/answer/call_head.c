@@ -1,5 +1,6 @@
 /* Where a call begins: its name, and how its arguments come. See parts.h. Nothing is used up here; what is no
  * call stays text. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -240,6 +241,42 @@ static enum call_found find_listed(struct answer *a, size_t at, struct call_head
                                                         : find_divided(a, at, head);
 }
 
+/* ---- the name of a tool on a line of its own ---- */
+
+/* `name` at text, and a line's end after it; *used: up to there. */
+static enum call_found name_line(const struct answer *a, const char *text, size_t left, const char *name,
+                                 size_t *used)
+{
+    const size_t bytes = strlen(name);
+    size_t at = bytes;
+    if (bytes > ANSWER_NAME_MAX || memcmp(text, name, left < bytes ? left : bytes) != 0) return CALL_NONE;
+    while (at < left && text[at] != '\n' && answer_is_blank(text[at])) at++;
+    if (at >= left) return more(a);
+    *used = at + 1;
+    return text[at] == '\n' ? CALL_FOUND : CALL_NONE;
+}
+
+static enum call_found find_lined(const struct answer *a, size_t at, struct call_head *head)
+{
+    enum call_found best = CALL_NONE;
+    size_t index;
+    const json_t *tool;
+    json_array_foreach(a->wish.tools, index, tool)
+    {
+        const char *name = answer_tool_name(tool);
+        size_t used = 0;
+        if (!name || !*name) continue;
+        const enum call_found found = name_line(a, a->rest.data + at, a->rest.length - at, name, &used);
+        if (found == CALL_MORE) best = found;
+        if (found != CALL_FOUND) continue;
+        memcpy(head->name, name, strlen(name) + 1);
+        head->used = answer_blanks(&a->rest, at + used);
+        head->next = CALL_JSON;
+        return object_begins(a, head->used);
+    }
+    return best;
+}
+
 /* ---- a name between markers ---- */
 
 /* A tag may have more in it after the name's quote. */
@@ -270,14 +307,28 @@ static enum call_found any_of(const struct answer *a, size_t at, const char *con
     return best;
 }
 
+/* KEY=, or the end of the arguments, is at rest[at]. */
+static enum call_found keyword_begins(const struct answer *a, size_t at)
+{
+    at = answer_blanks(&a->rest, at);
+    if (at < a->rest.length && a->rest.data[at] == ')') return CALL_FOUND;
+    const size_t from = at;
+    while (at < a->rest.length && at - from < ANSWER_NAME_MAX &&
+           (isalnum((unsigned char)a->rest.data[at]) || a->rest.data[at] == '_'))
+        at++;
+    const size_t end = answer_blanks(&a->rest, at);
+    if (end >= a->rest.length) return more(a);
+    return at > from && a->rest.data[end] == '=' ? CALL_FOUND : CALL_NONE;
+}
+
 static enum call_found find_arguments(const struct answer *a, const struct call_syntax *s, size_t at,
                                       struct call_head *head)
 {
     const size_t from = answer_blanks(&a->rest, at);
     head->used = at;
-    if (s->form == CALL_BARE) {
+    if (s->form == CALL_BARE || s->form == CALL_PYTHON) {
         head->next = CALL_BARE_VALUE;
-        return CALL_FOUND;
+        return s->form == CALL_BARE ? CALL_FOUND : keyword_begins(a, at + 1);
     }
     if (s->form == CALL_NAMED || (from < a->rest.length && a->rest.data[from] == '{')) {
         head->used = from;
@@ -300,6 +351,7 @@ static enum call_found find_named(struct answer *a, const struct call_syntax *s,
     }
     const char ends[] = {end ? *end : '<', end ? 0 : '\n', end ? 0 : ' ', 0};
     if ((found = find_name(a, at, ends, head, &at)) != CALL_FOUND) return found;
+    if (s->form == CALL_PYTHON && strpbrk(head->name, " ,;=")) return CALL_NONE;
     if (end) { /* white space of a marker may vary */
         const size_t blanks = strspn(end, " \n"), bytes = strlen(end);
         if (blanks) {
@@ -308,7 +360,8 @@ static enum call_found find_named(struct answer *a, const struct call_syntax *s,
             at += bytes - blanks;
         } else {
             found = answer_literal(a, at, end);
-            at += s->form == CALL_BARE ? 0 : bytes; /* the brace is the object's */
+            const bool own = s->form == CALL_BARE || s->form == CALL_PYTHON;
+            at += own ? 0 : bytes; /* the brace is the object's */
         }
         if (found != CALL_FOUND) return found;
     }
@@ -331,6 +384,9 @@ static enum call_found find_as(struct answer *a, const struct call_syntax *s, si
         break;
     case CALL_LISTED:
         found = find_listed(a, at, head);
+        break;
+    case CALL_LINED:
+        found = find_lined(a, at, head);
         break;
     default:
         found = find_named(a, s, at, head);

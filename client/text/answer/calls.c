@@ -113,6 +113,15 @@ static bool step_whole(struct answer *a)
     return true;
 }
 
+/* The answer begins with a call, or it is text. */
+static bool step_lined(struct answer *a)
+{
+    a->marker = answer_blanks(&a->rest, 0);
+    if (a->marker == a->rest.length && !a->last) return false;
+    a->state = CALL_HEAD;
+    return true;
+}
+
 /* ---- a call ---- */
 
 static bool step_head(struct answer *a)
@@ -122,7 +131,7 @@ static bool step_head(struct answer *a)
     const enum call_found found = may_be ? call_head_find(a, a->marker, &head) : CALL_NONE;
     if (found == CALL_MORE) return false;
     if (found == CALL_NONE) {
-        a->state = a->wish.calls->form == CALL_WHOLE ? CALL_PLAIN : CALL_TEXT;
+        a->state = a->wish.calls->open || a->wish.calls->begins ? CALL_TEXT : CALL_PLAIN;
         a->spoke = true;
         if (a->marker) give_text(a, a->marker);
         a->marker = 0;
@@ -135,7 +144,7 @@ static bool step_head(struct answer *a)
     a->first = true;
     a->copy = (struct json_copy){0};
     a->objects = a->depth = 0;
-    a->quoted = false;
+    a->quoted = a->comma = false;
     answer_drop(&a->rest, head.used);
     calls_begin(a, head.name);
     if (head.arguments) {
@@ -237,6 +246,7 @@ static bool step_between(struct answer *a)
         return true;
     }
     if (s->form == CALL_OBJECT && a->rest.data[0] == '{') return again(a, 0);
+    if (s->form == CALL_LINED || s->form == CALL_PYTHON) return again(a, 0);
     if (s->call_open) {
         const enum call_found found = answer_literal(a, 0, s->call_open);
         if (found == CALL_MORE) return false;
@@ -252,7 +262,9 @@ static bool step(struct answer *a)
 {
     switch (a->state) {
     case CALL_TEXT:
-        return a->wish.calls->form == CALL_WHOLE ? step_whole(a) : step_text(a);
+        return a->wish.calls->form == CALL_WHOLE   ? step_whole(a)
+               : a->wish.calls->form == CALL_LINED ? step_lined(a)
+                                                   : step_text(a);
     case CALL_HEAD:
         return step_head(a);
     case CALL_JSON:

@@ -183,20 +183,80 @@ static bool bare_string(struct answer *a)
     return true;
 }
 
+/* Adds the sign that follows a backslash in a string of Python. */
+static void add_escape(struct cli_text *out, char c)
+{
+    if (c == '\n') return; /* the line goes on */
+    if (c == 'x')          /* its two digits follow */
+        cli_text_add(out, "\\u00", 4);
+    else if (c == '\'')
+        cli_text_add(out, &c, 1);
+    else if (strchr("\"\\/bfnrtu", c))
+        cli_text_printf(out, "\\%c", c);
+    else { /* none: the backslash is itself */
+        cli_text_add(out, "\\\\", 2);
+        json_add_escaped(out, &c, 1);
+    }
+}
+
+/* The same in Python: between either quotes. */
+static bool python_string(struct answer *a)
+{
+    size_t at = 0;
+    bool ended = false;
+    for (; at < a->rest.length && !ended; at++) {
+        const char c = a->rest.data[at];
+        ended = !a->escaped && c == a->quote;
+        if (a->escaped)
+            add_escape(&a->piece, c);
+        else if (!ended && c != '\\')
+            json_add_escaped(&a->piece, &c, 1);
+        a->escaped = !a->escaped && c == '\\';
+    }
+    answer_drop(&a->rest, at);
+    if (!ended) return false;
+    cli_text_add(&a->piece, "\"", 1);
+    a->quoted = false;
+    return true;
+}
+
+/* The sign of JSON that one of Python stands for: arguments are an object, tuples are lists. */
+static char python_sign(const struct answer *a, char c)
+{
+    if (c == '(') return a->depth ? '[' : '{';
+    if (c == ')') return a->depth == 1 ? '}' : ']';
+    return c == '=' && a->depth == 1 ? ':' : c;
+}
+
+/* Python's word for a value, as JSON has it, or NULL. */
+static const char *python_word(const char *text, size_t length)
+{
+    static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i][0]) == length && memcmp(words[i][0], text, length) == 0) return words[i][1];
+    return NULL;
+}
+
 /* A word without quotes: a key, a number, true, false, null, or a string after all. */
 static bool bare_word(struct answer *a)
 {
+    const bool python = a->calls->form == CALL_PYTHON;
+    const char *const ends = python ? ",:={}[]()'\"" : ",:{}[]<\"";
     size_t n = 0;
-    while (n < a->rest.length && n < WORD_MAX && !strchr(",:{}[]<\"", a->rest.data[n])) n++;
+    while (n < a->rest.length && n < WORD_MAX && !strchr(ends, a->rest.data[n])) n++;
     if (n == a->rest.length && !a->last && n < WORD_MAX) return false;
-    const bool key = in_object(a) && n < a->rest.length && a->rest.data[n] == ':';
+    const char sign = n == a->rest.length ? 0 : python ? python_sign(a, a->rest.data[n]) : a->rest.data[n];
+    const bool key = in_object(a) && sign == ':';
     if (n == 0) { /* a sign that belongs nowhere */
         answer_drop(&a->rest, 1);
         return true;
     }
     size_t length = n;
     while (length && answer_is_blank(a->rest.data[length - 1])) length--;
-    if (!key && value_is_literal(a->rest.data, length)) {
+    const char *word = python && !key ? python_word(a->rest.data, length) : NULL;
+    if (word) {
+        cli_text_add(&a->piece, word, strlen(word));
+    } else if (!key && value_is_literal(a->rest.data, length)) {
         cli_text_add(&a->piece, a->rest.data, length);
     } else {
         cli_text_add(&a->piece, "\"", 1);
@@ -209,10 +269,17 @@ static bool bare_word(struct answer *a)
 
 bool parameters_bare(struct answer *a)
 {
-    if (a->quoted) return bare_string(a);
+    const bool python = a->calls->form == CALL_PYTHON;
+    if (a->quoted) return python ? python_string(a) : bare_string(a);
     answer_drop(&a->rest, answer_blanks(&a->rest, 0));
     if (a->rest.length == 0) return false;
-    const char c = a->rest.data[0];
+    const char c = python ? python_sign(a, a->rest.data[0]) : a->rest.data[0];
+    if (a->comma && !strchr("}]", c)) cli_text_add(&a->piece, ",", 1);
+    a->comma = python && c == ',';
+    if (a->comma) {
+        answer_drop(&a->rest, 1);
+        return true;
+    }
     if (strchr("{}[]", c)) {
         bracket(a, c);
         answer_drop(&a->rest, 1);
@@ -226,9 +293,10 @@ bool parameters_bare(struct answer *a)
         answer_drop(&a->rest, 1);
         return true;
     }
-    const enum call_found marked = answer_literal(a, 0, quote);
+    const enum call_found marked = python ? CALL_NONE : answer_literal(a, 0, quote);
     if (marked == CALL_MORE) return false;
-    if (marked == CALL_NONE && c != '"') return bare_word(a);
+    if (marked == CALL_NONE && c != '"' && !(python && c == '\'')) return bare_word(a);
+    a->quote = c;
     a->plain_quotes = marked == CALL_NONE;
     a->quoted = true;
     a->escaped = false;

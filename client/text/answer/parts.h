@@ -85,6 +85,8 @@ struct answer {
     char name[ANSWER_NAME_MAX + 1];
     struct json_copy copy;
     struct json_skip skip;
+    bool comma;       /* CALL_BARE_VALUE: one came that is not told yet: in Python it may be the last sign */
+    char quote;       /* ... of the string at hand, in Python */
     uint64_t objects; /* CALL_BARE_VALUE: which of the innermost 64 levels are objects */
     size_t depth;
     bool quoted, plain_quotes, escaped; /* ... inside a string; between '"'; after a backslash */
@@ -113,6 +115,7 @@ size_t answer_blanks(const struct cli_text *text, size_t at);
 size_t answer_partial(const struct cli_text *text, const char *marker);
 /* Whether `literal` is at text[at]. CALL_MORE: as far as there is text. */
 enum call_found answer_literal(const struct answer *a, size_t at, const char *literal);
+const char *answer_tool_name(const json_t *tool); /* NULL: it has none */
 bool answer_has_tool(const json_t *tools, const char *name);
 
 /* ---- thinking.c, harmony.c, calls.c: more text; a->last: the end ---- */

@@ -54,6 +54,8 @@ static const struct call_syntax calls[] = {
     {FAMILY("Qwen3-Coder", CALL_PARAMETERS), SHOWN("<function="), AROUND("<tool_call>", "</tool_call>"),
      CALL("<function=", ">", "</function>"), KEY("<parameter=", ">"), .value_close = "</parameter>",
      .begins = true, .lines = true},
+    {FAMILY("OLMo 3", CALL_PYTHON), SHOWN("<function_calls>"),
+     AROUND("<function_calls>", "</function_calls>"), CALL(NULL, "(", NULL)},
     {FAMILY("Hermes", CALL_OBJECT), SHOWN("<tool_call>"), AROUND("<tool_call>", "</tool_call>"),
      .key = "arguments"},
     {FAMILY("Mistral", CALL_LISTED), SHOWN("[TOOL_CALLS]"), AROUND("[TOOL_CALLS]", NULL), .key = "arguments"},
@@ -61,6 +63,8 @@ static const struct call_syntax calls[] = {
      .key = "arguments"},
     {FAMILY("Granite 3", CALL_LISTED), SHOWN("<|tool_call|>"), AROUND("<|tool_call|>", "<|/tool_call|>"),
      .key = "arguments", .may_end = true},
+    {FAMILY("GLM-4", CALL_LINED), SHOWN("<|observation|>", "metadata"), CALL(NULL, "\n", NULL),
+     .apart = true},
     {FAMILY("Llama 3", CALL_WHOLE), SHOWN("<|start_header_id|>"), .key = "parameters"},
 };
 

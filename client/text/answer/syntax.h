@@ -15,6 +15,8 @@ enum call_form {
     CALL_PARAMETERS, /* NAME, then each parameter in a tag: values are typed by the tool's schema */
     CALL_BARE,       /* NAME, then an object with bare keys and quotes of its own */
     CALL_CHANNEL,    /* a channel of harmony */
+    CALL_LINED,      /* a tool's name on a line, then ARGUMENTS as JSON: the whole answer, without markers */
+    CALL_PYTHON,     /* NAME(KEY=VALUE, ...), a call after the other between markers */
 };
 
 struct call_syntax {
@@ -23,8 +25,8 @@ struct call_syntax {
     const char *shown, *shown_too; /* texts of a template that has it; shown_too NULL: one is enough */
     const char *key;               /* CALL_OBJECT, CALL_WHOLE, CALL_LISTED: the arguments' key */
     const char *open, *close;      /* around calls; NULL: none */
-    /* CALL_NAMED, CALL_PARAMETERS, CALL_BARE: before the name; after it (NULL: a blank or a tag ends it, and
-     * stays); after the arguments. NULL or "": nothing */
+    /* CALL_NAMED, CALL_PARAMETERS, CALL_BARE, CALL_LINED, CALL_PYTHON: before the name; after it (NULL: a
+     * blank or a tag ends it, and stays); after the arguments. NULL or "": nothing */
     const char *call_open, *name_end, *call_close;
     bool may_end; /* CALL_LISTED: `close` may be missing */
     bool begins;  /* calls are also written without `open`: call_open begins one */
@@ -33,7 +35,10 @@ struct call_syntax {
     bool tags;    /* name_end and key_end close a quote: the rest of the tag follows them, up to '>' */
     bool kinds;   /* a key's tag says whether its value is text: string="true" or "false" */
     bool counted; /* a name is functions.NAME:NUMBER */
-    bool lines;   /* a value stands on lines of its own: one newline on each side is not part of it */
+    /* in a conversation a call is a message of its own, with the name as its `metadata`, and a result has the
+     * role `observation` */
+    bool apart;
+    bool lines; /* a value stands on lines of its own: one newline on each side is not part of it */
 };
 
 /* The syntax that a template shows, or NULL: none, or one that no row has. */

@@ -30,6 +30,8 @@
 #define NEMOTRON "tools <TOOLCALL> <|start_header_id|>"
 #define GRANITE  "tools <|tool_call|>"
 #define SEED     "tools <seed:tool_call><function= <seed:think>"
+#define OLMO     "tools <function_calls>"
+#define GLM4     "tools <|observation|> metadata"
 #define NO_TOOLS "<think>"
 
 #define CALL "{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}"
@@ -170,6 +172,38 @@ static const struct {
      "", "ok", "g{\"n\":3,\"s\":\"\\n\"}"},
     {GLM, "<tool_call>g</tool_call>", "", "", "g{}"},
     {GLM, "<tool_call>so it is", "", "<tool_call>so it is", ""},
+    /* OLMo 3 */
+    {OLMO, "<function_calls>f(x=\"}\")</function_calls>", "", "", X},
+    {OLMO, "<think>Hm.</think>I look.\n<function_calls>\nf(x='}')\nf(x=\"}\")\n</function_calls> so", "Hm.",
+     "I look. so", X X},
+    {OLMO,
+     "<function_calls>g(n = -19.990, b=True, o={'a': [1, (2, None)], \"b\": {}}, e=null, "
+     "s='a\\'\"\\n\\x41\\d\n', "
+     "u=123456789012345678901,)</function_calls>",
+     "", "",
+     "g{\"n\":-19.990,\"b\":true,\"o\":{\"a\":[1,[2,null]],\"b\":{}},\"e\":null,\"s\":\"a'"
+     "\\\"\\n\\u0041\\\\d\\n\","
+     "\"u\":123456789012345678901}"},
+    {OLMO, "<function_calls>g()\ng( )", "", "", "g{}g{}"},
+    {OLMO, "<function_calls>g(s=\"a=(b), [c]\", m=[])</function_calls>", "", "",
+     "g{\"s\":\"a=(b), [c]\",\"m\":[]}"},
+    {OLMO, "<function_calls>f(\"}\")</function_calls>", "", "<function_calls>f(\"}\")</function_calls>", ""},
+    {OLMO, "<function_calls>f(x)</function_calls>", "", "<function_calls>f(x)</function_calls>", ""},
+    {OLMO, "<function_calls>see there (x=1)", "", "<function_calls>see there (x=1)", ""},
+    {OLMO, "call f(x=1) <function", "", "call f(x=1) <function", ""},
+    {OLMO, "<function_calls>f(x=\"cu", "", "", "f{\"x\":\"cu..."},
+    /* GLM-4 */
+    {GLM4, "f\n{\"x\": \"}\"}", "", "", X},
+    {GLM4, "\n f \n\n{\"x\": \"}\"}\nf\n{\"x\": \"}\"}\n", "", "", X X},
+    {GLM4, "<think>Hm.</think>\nf\n{\"x\": \"}\"}", "Hm.", "", X},
+    {GLM4, "f\n{\"x\": \"}\"}\nso", "", "so", X},
+    {GLM4, "f\n[1]", "", "f\n[1]", ""},
+    {GLM4, "f is {\"x\": 1}", "", "f is {\"x\": 1}", ""},
+    {GLM4, "\nHello\n{\"x\": 1}", "", "\nHello\n{\"x\": 1}", ""},
+    {GLM4, "h\n{\"x\": 1}", "", "h\n{\"x\": 1}", ""},
+    {GLM4, "So:\nf\n{\"x\": \"}\"}", "", "So:\nf\n{\"x\": \"}\"}", ""},
+    {GLM4, "f", "", "f", ""},
+    {GLM4, "f\n{\"x\": \"cu", "", "", "f{\"x\":\"cu..."},
     /* Mistral */
     {MISTRAL, "[TOOL_CALLS] [" CALL ", " CALL "]", "", "", X X},
     {MISTRAL, "[TOOL_CALLS]f[ARGS]{\"x\":\"}\"}[TOOL_CALLS]f{\"x\":\"}\"}", "", "", X X},
