@@ -32,10 +32,10 @@ static const char *const tensor_types[] = {
 /* Where the parser is. */
 struct cursor {
     const uint8_t *at;
-    uint64_t left;   /* bytes that are there */
-    uint64_t behind; /* bytes that the file has after those */
-    uint64_t all;    /* bytes of the file */
-    bool more;       /* some of them were needed */
+    uint64_t left;  /* bytes that are there */
+    uint64_t after; /* bytes that the file has after those */
+    uint64_t all;   /* bytes of the file */
+    bool more;      /* some of them were needed */
     struct helm_err *err;
 };
 
@@ -69,7 +69,7 @@ static uint64_t load(const uint8_t *at, uint32_t bytes)
 static const uint8_t *take(struct cursor *c, uint64_t count, uint64_t each, const char *what)
 {
     uint64_t bytes, end;
-    const uint64_t left = c->left + c->behind;
+    const uint64_t left = c->left + c->after;
     if (units_mul(count, each, &bytes) || units_add(c->all - left, bytes, &end)) {
         helm_fail(c->err, HELM_E_FORMAT, "%s: %llu times %llu bytes, but the file ends after %llu", what,
                   (unsigned long long)count, (unsigned long long)each, (unsigned long long)left);
@@ -382,7 +382,7 @@ int gguf_parse(const struct gguf_source *source, struct gguf *header, bool *more
     struct helm_err detail = {0};
     struct cursor c = {.at = source->bytes,
                        .left = source->length,
-                       .behind = source->file_bytes - source->length,
+                       .after = source->file_bytes - source->length,
                        .all = source->file_bytes,
                        .err = &detail};
     memset(header, 0, sizeof *header);

@@ -27,7 +27,7 @@ uint32_t prefix_reached(const struct kv_pages *pages, const struct snapshots *sn
     uint32_t reached = 0, windows = run->windows;
     *snapshot = STATE_NO_SNAPSHOT;
     for (uint32_t i = 0; i < run->count && end != SEQUENCE_NO_SCOPE; i++) {
-        const uint32_t page = prefix_index_find(&pages->known, i == run->edge ? run->behind : end,
+        const uint32_t page = prefix_index_find(&pages->known, i == run->edge ? run->edge_scope : end,
                                                 run->tokens + (size_t)i * pages->known.page_tokens);
         if (page == PREFIX_NO_PAGE) break;
         end = prefix_index_number(&pages->known, page);
@@ -93,7 +93,7 @@ static struct prefix_run run_of(const struct kv_pages *pages, const struct seque
     return (struct prefix_run){.tokens = next_tokens(pages, seq),
                                .count = count,
                                .edge = edge == UINT32_MAX ? edge : edge - full,
-                               .behind = PREFIX_BEHIND_SCOPES + seq->id,
+                               .edge_scope = PREFIX_BEHIND_SCOPES + seq->id,
                                .front = full,
                                .windows = full - seq->window_first};
 }

@@ -32,9 +32,8 @@ uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint3
 struct prefix_run {
     const uint32_t *tokens;
     uint32_t count; /* pages */
-    uint32_t
-        edge; /* before this one of them is `behind`, whatever is in front of it; UINT32_MAX: before none */
-    uint64_t behind;
+    uint32_t edge;  /* before this one is `edge_scope`, whatever is in front of it; UINT32_MAX: before none */
+    uint64_t edge_scope;
     uint32_t front,
         windows; /* pages in front of the run; how many of the last of them have a page of windows */
 };

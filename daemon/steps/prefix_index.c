@@ -89,13 +89,13 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page)
     p->number = 0;
 }
 
-void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind)
+void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t newer)
 {
     struct prefix_page *p = &index->page[page];
-    if (behind != PREFIX_NO_PAGE && !index->page[behind].rests) behind = PREFIX_NO_PAGE;
+    if (newer != PREFIX_NO_PAGE && !index->page[newer].rests) newer = PREFIX_NO_PAGE;
     p->rests = true;
-    p->newer = behind;
-    p->older = behind == PREFIX_NO_PAGE ? index->newest : index->page[behind].older;
+    p->newer = newer;
+    p->older = newer == PREFIX_NO_PAGE ? index->newest : index->page[newer].older;
     *(p->older == PREFIX_NO_PAGE ? &index->oldest : &index->page[p->older].newer) = page;
     *(p->newer == PREFIX_NO_PAGE ? &index->newest : &index->page[p->newer].older) = page;
     index->resting++;

@@ -59,6 +59,6 @@ uint64_t prefix_index_add(struct prefix_index *index, uint32_t page, uint64_t be
 void prefix_index_remove(struct prefix_index *index, uint32_t page);
 
 /* A known page has lost its last holder (rest), or has a holder again (wake). It rests as if it had come to
- * rest just before page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
-void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);
+ * rest just before page `newer` did, if that rests. PREFIX_NO_PAGE: now. */
+void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t newer);
 void prefix_index_wake(struct prefix_index *index, uint32_t page);

@@ -244,7 +244,7 @@ static void test_fold_is_table_4_2(void **state)
     /* The table's last s is 1.388: it added 0.135 to 1.253, both rounded, where the sum is 1.3886. */
     static const struct {
         float e, v;
-        const char *behind; /* it: m, s, o */
+        const char *folded; /* m, s, o after it */
     } token[] = {{2, 10, "2 1.000 10.00"}, {4, 30, "4 1.135 31.35"}, {1, 5, "4 1.185 31.60"},
                  {0, 2, "4 1.203 31.64"},  {1, 8, "4 1.253 32.04"},  {2, 12, "4 1.389 33.66"}};
     char text[64];
@@ -252,13 +252,13 @@ static void test_fold_is_table_4_2(void **state)
     for (size_t i = 0; i < sizeof token / sizeof *token; i++) {
         attention_fold(&m, &s, &o, token[i].e, 1, &token[i].v, 1);
         snprintf(text, sizeof text, "%.0f %.3f %.2f", (double)m, (double)s, (double)o);
-        assert_string_equal(text, token[i].behind);
+        assert_string_equal(text, token[i].folded);
     }
     snprintf(text, sizeof text, "%.1f", (double)(o / s));
     assert_string_equal(text, "24.2");
     attention_fold(&m, &s, &o, -INFINITY, 0, &(float){0}, 1); /* a page of which nothing is visible */
     snprintf(text, sizeof text, "%.0f %.3f %.2f", (double)m, (double)s, (double)o);
-    assert_string_equal(text, token[5].behind);
+    assert_string_equal(text, token[5].folded);
 }
 
 int main(void)

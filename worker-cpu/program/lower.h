@@ -24,8 +24,8 @@ struct lowering {
 void lower_unsupported(struct lowering *low, int32_t layer, const char *what);
 /* Appends an entry, of zeros but for these. */
 struct program_entry *lower_entry(struct lowering *low, enum op_kind kind, int32_t layer);
-/* Lowers an operation; `behind`: the next one of its part, or NULL; asked: by the GPU, for some experts. */
-void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
+/* Lowers an operation; `next_op`: the next one of its part, or NULL; asked: by the GPU, for some experts. */
+void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *next_op, int32_t layer,
               bool asked);
 
 /* Makes `e` tile for a product's kernel of several tokens, too; a NORM's chunks become multiples of what it

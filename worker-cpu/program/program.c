@@ -97,7 +97,7 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
 
 /* The context in which an operation is made. */
 struct making {
-    const struct math_op *op, *behind; /* and the next one in its part; NULL: none */
+    const struct math_op *op, *next_op; /* and the next one in its part; NULL: none */
     int32_t layer;
     enum op_kind kind; /* that it becomes */
     bool sampled;
@@ -165,8 +165,8 @@ static void tile_joined(struct lowering *low, struct program_entry *e, const str
     const struct program_source *s = low->source;
     const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
     const struct linear_kernel *k = gate->kernels->tokens;
-    for (uint32_t w = 0; w < m->behind->weights; w++) {
-        const struct tensor_matrix *next = weights_matrix(s->weights, m->behind->weight[w], m->layer);
+    for (uint32_t w = 0; w < m->next_op->weights; w++) {
+        const struct tensor_matrix *next = weights_matrix(s->weights, m->next_op->weight[w], m->layer);
         cut_tiles(e, s->kernels->linear[s->inputs][next->format].tokens);
     }
     if (e->gated && e->activation == ACTIVATION_SILU && k == up->kernels->tokens && !gate->kernels->decode &&
@@ -454,7 +454,7 @@ static void make_experts_take(struct lowering *low, const struct making *m)
     const struct program_source *s = low->source;
     struct program_entry *e = lower_entry(low, OP_EXPERTS_TAKE, m->layer);
     const struct math_op *reads =
-        m->behind && m->behind->own_norm ? m->behind : m->op; /* experts' own norm */
+        m->next_op && m->next_op->own_norm ? m->next_op : m->op; /* experts' own norm */
     e->norm = vector_of(low, m, reads->norm);
     e->out = s->act->buffer[BUFFER_H];
     e->width = s->act->width[BUFFER_H];
@@ -496,11 +496,11 @@ static void check_able(struct lowering *low, const struct math_op *op, int32_t l
     if (!low->rc) low->rc = able_check_op(op, ABLE_CPU, where, low->err);
 }
 
-void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind, int32_t layer,
+void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *next_op, int32_t layer,
               bool asked)
 {
     struct making making = {.op = op,
-                            .behind = behind,
+                            .next_op = next_op,
                             .layer = layer,
                             .sampled = op == &low->source->model->math.head ||
                                        op == &low->source->model->math.draft_head,

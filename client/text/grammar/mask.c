@@ -60,19 +60,19 @@ static int add_way(struct helm_matcher *m, uint32_t node, uint32_t *bits, bool *
     struct helm_grammar *g = m->grammar;
     const struct stack_node at = m->stacks.node[node];
     const struct summary *s;
-    uint32_t behind;
+    uint32_t place;
     int rc = summary_of(g, at.set, &s, err);
     if (rc) return rc;
     *deep = at.depth + s->pushes > STACKS_DEPTH_MAX;
     if (*deep) return 0;
     add_tokens(g->vocabulary, s, bits);
     if (at.parent == STACKS_BOTTOM || (!s->rest.count && !s->part_count)) return 0;
-    rc = stacks_place(&m->stacks, &at.parent, 1, &behind, err);
+    rc = stacks_place(&m->stacks, &at.parent, 1, &place, err);
     struct walk w = {.stacks = &m->stacks, .level = m->level, .bits = bits};
-    if (!rc) rc = walk_all(&w, &s->rest, behind, err);
+    if (!rc) rc = walk_all(&w, &s->rest, place, err);
     for (uint32_t i = 0; i < s->part_count && !rc; i++) {
         w.trie = s->part[i].trie;
-        rc = walk(&w, w.trie->node[s->part[i].node].children, behind, err);
+        rc = walk(&w, w.trie->node[s->part[i].node].children, place, err);
     }
     return rc;
 }

@@ -218,14 +218,14 @@ static int add_calls(struct stacks *s, struct closure *c, uint32_t node, struct 
     for (uint32_t i = 0; i < s->states->item[at.set].call_count; i++) {
         const struct state_call call = s->states->item[at.set].call[i];
         uint32_t parent = at.parent, called;
-        int rc = states_fill_calls(s->states, call.behind, err);
+        int rc = states_fill_calls(s->states, call.after, err);
         if (rc) return rc;
-        if (!only_ends(&s->states->item[call.behind])) {
+        if (!only_ends(&s->states->item[call.after])) {
             if (at.depth + 1 > STACKS_DEPTH_MAX) {
                 c->deepest = STACKS_DEPTH_MAX + 1;
                 continue;
             }
-            rc = stacks_node(s, call.behind, at.parent, &parent, err);
+            rc = stacks_node(s, call.after, at.parent, &parent, err);
         }
         if (!rc) rc = stacks_node(s, call.begin, parent, &called, err);
         if (!rc) rc = add(s, c, called, err);

@@ -282,8 +282,8 @@ int states_fill_calls(struct states *s, uint32_t set, struct helm_err *err)
     if (rc) return rc;
     struct nfa_edge *edge = malloc((count ? count : 1) * sizeof *edge);
     struct state_call *call = malloc((count ? count : 1) * sizeof *call);
-    uint32_t *behind = malloc((count ? count : 1) * sizeof *behind);
-    if (!edge || !call || !behind) rc = no_memory(err);
+    uint32_t *targets = malloc((count ? count : 1) * sizeof *targets);
+    if (!edge || !call || !targets) rc = no_memory(err);
     for (uint32_t i = 0; i < s->item[set].count && !rc; i++) {
         const uint32_t m = s->item[set].member[i];
         for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++)
@@ -291,13 +291,13 @@ int states_fill_calls(struct states *s, uint32_t set, struct helm_err *err)
     }
     if (n && !rc) qsort(edge, n, sizeof *edge, by_rule);
     for (uint32_t i = 0, end; i < n && !rc; i = end) { /* one set follows the calls of a rule */
-        for (end = i; end < n && edge[end].rule == edge[i].rule; end++) behind[end - i] = edge[end].to;
-        rc = states_of(s, behind, end - i, &call[calls].behind, err);
+        for (end = i; end < n && edge[end].rule == edge[i].rule; end++) targets[end - i] = edge[end].to;
+        rc = states_of(s, targets, end - i, &call[calls].after, err);
         if (!rc) rc = states_of(s, &nfa->begin[edge[i].rule], 1, &call[calls].begin, err);
         calls++;
     }
     free(edge);
-    free(behind);
+    free(targets);
     if (rc) {
         free(call);
         return rc;

@@ -17,7 +17,7 @@
 struct summary;
 
 struct state_call {
-    uint32_t begin, behind; /* sets: where the called rule begins, and what follows it */
+    uint32_t begin, after; /* sets: where the called rule begins, and what follows it */
 };
 struct state {
     uint32_t *member; /* sorted states of the automaton */

@@ -37,13 +37,14 @@ static void add_family(struct trie *trie, const struct trie_entry *entry, uint32
     trie->node[end - 1].last = 1;
     for (uint32_t n = begin; n < end; n++) {
         struct trie_node *node = &trie->node[n];
-        const uint32_t behind = n + 1 < end ? node[1].first : to;
+        const uint32_t node_end = n + 1 < end ? node[1].first : to;
         uint32_t i = node->first;
-        for (; i < behind && entry[i].length == depth + 1 && node->count < TRIE_SAME_MAX; i++) node->count++;
-        while (i < behind && entry[i].length == depth + 1) i++;
-        if (i == behind) continue;
+        for (; i < node_end && entry[i].length == depth + 1 && node->count < TRIE_SAME_MAX; i++)
+            node->count++;
+        while (i < node_end && entry[i].length == depth + 1) i++;
+        if (i == node_end) continue;
         node->children = trie->count;
-        add_family(trie, entry, i, behind, depth + 1);
+        add_family(trie, entry, i, node_end, depth + 1);
     }
 }
 

@@ -117,7 +117,7 @@ static void amx_pass_over(const struct amx_pass *p, size_t tiles, bool first)
 /* Rows are those of two matrices, or of one. */
 struct amx_decoded {
     const struct amx_blocks *of;
-    const char *w, *behind; /* row 0; row `split`, a multiple of 16 unless it is the last */
+    const char *w, *second; /* row 0; row `split`, a multiple of 16 unless it is the last */
     size_t split;
     size_t cols, row_bytes;
     const char *x;
@@ -145,7 +145,7 @@ static size_t amx_pass_rows(size_t rows)
 
 static const char *amx_row_at(const struct amx_decoded *d, size_t r)
 {
-    return r < d->split ? d->w + r * d->row_bytes : d->behind + (r - d->split) * d->row_bytes;
+    return r < d->split ? d->w + r * d->row_bytes : d->second + (r - d->split) * d->row_bytes;
 }
 
 /* The rows of [r, r1) that pass together from r on: of one matrix. */

@@ -54,7 +54,7 @@ static void amx_gemm_joined(const struct gemm_joined *j, const struct amx_blocks
         for (size_t r0 = 0; r0 < j->rows; r0 += AMX_JOINED) {
             const size_t rows = j->rows - r0 < AMX_JOINED ? j->rows - r0 : AMX_JOINED;
             d.w = (const char *)j->gate + r0 * d.row_bytes;
-            d.behind = (const char *)j->up + r0 * d.row_bytes;
+            d.second = (const char *)j->up + r0 * d.row_bytes;
             d.split = rows;
             amx_decoded_rows(&d, 0, 2 * rows);
             TILE_FENCE();
