@@ -68,7 +68,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu \
   tests/gpu/test_scales.cu
-CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o file.o node.o printable.o suggest.o utf8.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
+CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o file.o node.o printable.o suggest.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
   $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o $(OBJ)/common/cpu/kernels/delta_ref.o
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
