@@ -15,21 +15,6 @@ struct run_options {
     struct grammar_options grammar;
 };
 
-/* The prompt from the command line, or all of standard input less one final newline (which echo and editors
- * add). */
-static int read_prompt(const struct args_parsed *parsed, char **text, size_t *length, struct helm_err *err)
-{
-    bool from_stdin = parsed->operand.count == 0 || strcmp(parsed->operand.item[0], "-") == 0;
-    if (!from_stdin) {
-        *text = strdup(parsed->operand.item[0]);
-        *length = *text ? strlen(*text) : 0;
-        return *text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the prompt");
-    }
-    int rc = cli_read_all(STDIN_FILENO, "standard input", text, length, err);
-    if (rc == 0 && *length && (*text)[*length - 1] == '\n') (*text)[--*length] = 0;
-    return rc;
-}
-
 /* The prompt's tokens; `at`: where a conversation's leaves thinking. */
 struct run_prompt {
     struct helm_chat_prompt of;
@@ -145,7 +130,8 @@ int command_run(struct cli *cli, int argc, char *const argv[])
     if (options.system && !options.chat) return cli_usage(&spec, "--system needs --chat");
     if (parsed.operand.count == 0 && isatty(STDIN_FILENO))
         return cli_usage(&spec, "no prompt given ('-' reads it from the terminal)");
-    if (read_prompt(&parsed, &text, &length, &err) < 0) return cli_fail(&err, false);
+    const char *prompt = parsed.operand.count ? parsed.operand.item[0] : NULL;
+    if (cli_read_operand(prompt, true, &text, &length, &err) < 0) return cli_fail(&err, false);
     int status = cli_open(cli);
     if (status == CLI_EXIT_DONE) status = run_prompt(cli, &options, text, length);
     free(text);

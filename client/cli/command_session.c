@@ -3,7 +3,6 @@
  * save: the text becomes tokens, the daemon computes of them what its cache has not, and its pages go to a
  * file that has its name once it is whole. restore: the file's pages go into a daemon's cache; whatever text
  * begins with the same tokens is computed from there on. Owns the file and one page's bytes. */
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -22,33 +21,6 @@
 struct save_options {
     const char *tokens, *tokens_file, *chat;
 };
-
-/* ---- the file ---- */
-
-static int read_fd(void *context, void *to, size_t bytes, struct helm_err *err)
-{
-    for (char *at = to; bytes;) {
-        const ssize_t n = read(*(int *)context, at, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return helm_fail_errno(err, "reading");
-        if (n == 0) return helm_fail(err, HELM_E_FORMAT, "the file ends too early");
-        at += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
-static int write_fd(void *context, const void *from, size_t bytes, struct helm_err *err)
-{
-    for (const char *at = from; bytes;) {
-        const ssize_t n = write(*(int *)context, at, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return helm_fail_errno(err, "writing");
-        at += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
 
 static int stopped(struct cli *cli, int *signal_number, struct helm_err *err)
 {
@@ -74,18 +46,17 @@ static int ended(const char *path, int rc, int signal_number, struct helm_err *e
 
 /* ---- save ---- */
 
-/* The pages, to `fd`. */
-static int save_pages(struct cli *cli, const struct session *s, struct session_head *head, int fd,
+/* The pages, to the file. */
+static int save_pages(struct cli *cli, const struct session *s, struct session_head *head, FILE *to,
                       int *signal_number, struct helm_err *err)
 {
-    const struct session_stream stream = {.context = &fd, .write = write_fd};
     struct session_file file;
     unsigned char *page = NULL;
     head->shape = s->shape;
     head->pages = s->pages;
     head->page_bytes = s->page_bytes;
     head->state_bytes = s->state_bytes;
-    int rc = session_file_create(&file, &stream, head, err);
+    int rc = session_file_create(&file, to, head, err);
     if (!rc) rc = page_memory(session_file_unit_most(head), &page, err);
     for (uint32_t p = 0; p < session_file_units(head) && !rc; p++) {
         rc = session_read_page(cli->client, s, p, page, err);
@@ -120,22 +91,24 @@ static int save_to(struct cli *cli, struct session_head *head, const char *path)
     struct helm_err err = {0}, ignored = {0};
     struct session s = {0};
     char beside[PATH_MAX], size[UNITS_TEXT];
-    int signal_number = 0, fd = -1;
+    FILE *file = NULL;
+    int signal_number = 0;
     int rc = cli_catch_signals(cli, &err);
     if (!rc) rc = compute(cli, head, &signal_number, &err);
     if (!rc)
         rc = session_open_save(cli->client, head->tokens, head->token_count, SESSION_ANSWER_MS, &s, &err);
     if (!rc) {
         const int n = snprintf(beside, sizeof beside, "%s.%ld~", path, (long)getpid());
-        fd = n < PATH_MAX ? open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
-        if (fd < 0) rc = helm_fail_errno(&err, "cannot be written");
+        const int fd = n < PATH_MAX ? open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+        file = fd < 0 ? NULL : fdopen(fd, "w");
+        if (!file) rc = helm_fail_errno(&err, "cannot be written");
     }
-    if (!rc) rc = save_pages(cli, &s, head, fd, &signal_number, &err);
+    if (!rc) rc = save_pages(cli, &s, head, file, &signal_number, &err);
     if (s.id && session_close(cli->client, &s, &ignored))
         s.id = 0; /* it was over, or goes with the connection */
-    if (fd >= 0 && close(fd) && !rc) rc = helm_fail_errno(&err, "writing");
+    if (file && fclose(file) && !rc) rc = helm_fail_errno(&err, "writing");
     if (!rc && rename(beside, path)) rc = helm_fail_errno(&err, "cannot be written");
-    if (rc && fd >= 0) unlink(beside);
+    if (rc && file) unlink(beside);
     if (!rc)
         fprintf(stderr, "%u of %u tokens in %s, %s\n", s.pages * s.shape.page_tokens, head->token_count, path,
                 units_format_size(session_file_bytes(head), size));
@@ -167,16 +140,11 @@ static int tokens_of_text(struct cli *cli, const char *text, uint32_t **ids, siz
                           struct helm_err *err)
 {
     char *input = NULL;
-    size_t length = strlen(text);
-    int rc = 0;
-    if (strcmp(text, "-") == 0) {
-        rc = cli_read_all(STDIN_FILENO, "standard input", &input, &length, err);
-        if (!rc && length && input[length - 1] == '\n') input[--length] = 0; /* as `run` reads it */
-        text = input;
-    }
+    size_t length = 0;
+    int rc = cli_read_operand(text, true, &input, &length, err);
     if (!rc) rc = cli_open_tokenizer(cli, err);
     if (!rc)
-        rc = helm_tokenizer_encode(cli->tok, text, length,
+        rc = helm_tokenizer_encode(cli->tok, input, length,
                                    HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL, ids,
                                    count, err);
     free(input);
@@ -256,17 +224,17 @@ static int restore(struct cli *cli, const char *path)
     struct session_file file;
     struct session_head head = {0};
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC), status = CLI_EXIT_REFUSED;
-    const struct session_stream stream = {.context = &fd, .read = read_fd};
-    int rc = fd < 0 || fstat(fd, &st) ? helm_fail_errno(&err, "cannot be read") : 0;
+    FILE *from = fopen(path, "re");
+    int status = CLI_EXIT_REFUSED;
+    int rc = !from || fstat(fileno(from), &st) ? helm_fail_errno(&err, "cannot be read") : 0;
     if (!rc && !S_ISREG(st.st_mode)) rc = helm_fail(&err, HELM_E_FORMAT, "this is no file");
-    if (!rc) rc = session_file_open(&file, &stream, (uint64_t)st.st_size, &head, &err);
+    if (!rc) rc = session_file_open(&file, from, (uint64_t)st.st_size, &head, &err);
     if (rc)
         status = ended(path, rc, 0, &err);
     else if ((status = cli_open(cli)) == CLI_EXIT_DONE)
         status = restore_from(cli, &head, &file, path);
     session_head_free(&head);
-    if (fd >= 0) close(fd);
+    if (from) fclose(from);
     return status;
 }
 

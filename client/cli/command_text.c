@@ -135,19 +135,14 @@ int command_tokenize(struct cli *cli, int argc, char *const argv[])
     if (jsonl) return run_lines(cli, encode_line, flags);
 
     struct cli_text out = {0};
-    char *input = NULL;
-    const char *text = parsed.operand.item[0];
-    size_t length = strlen(text);
-    int rc = 0;
-    if (strcmp(text, "-") == 0) {
-        rc = cli_read_all(STDIN_FILENO, "standard input", &input, &length, &err);
-        text = input;
-    }
+    char *text = NULL;
+    size_t length = 0;
+    int rc = cli_read_operand(parsed.operand.item[0], false, &text, &length, &err);
     if (rc == 0) rc = encode(cli, text, length, flags, json, &out, &err);
     cli_text_add(&out, "\n", 1);
     if (rc == 0) rc = cli_text_write(&out, &err);
     cli_text_free(&out);
-    free(input);
+    free(text);
     return rc < 0 ? cli_fail(&err, false) : CLI_EXIT_DONE;
 }
 

@@ -3,12 +3,12 @@
 #include "client/hub/transfer.h"
 
 #include <curl/curl.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/units.h"
 
 #ifndef HELM_VERSION
@@ -121,14 +121,8 @@ static int add_to_file(struct answer *a, const char *data, size_t bytes)
         return helm_fail(&a->err, HELM_E_MISMATCH, "%s: more than the %llu bytes that the hub lists", f->name,
                          (unsigned long long)f->bytes);
     checksum_add(&f->sum, data, bytes);
-    while (bytes) {
-        const ssize_t n = pwrite(f->fd, data, bytes, (off_t)f->at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return helm_fail_errno(&a->err, "writing %s", f->name);
-        data += n;
-        bytes -= (size_t)n;
-        f->at += (uint64_t)n;
-    }
+    if (!file_pwrite_all(f->fd, data, bytes, f->at)) return helm_fail_errno(&a->err, "writing %s", f->name);
+    f->at += bytes;
     return 0;
 }
 

@@ -62,6 +62,13 @@ static uint64_t head_checksum(const struct fixed *fixed, const uint32_t *tokens)
 
 /* ---- reading ---- */
 
+static int take(FILE *from, void *to, size_t bytes, struct helm_err *err)
+{
+    if (fread(to, 1, bytes, from) == bytes) return 0;
+    return ferror(from) ? helm_fail_errno(err, "reading")
+                        : helm_fail(err, HELM_E_FORMAT, "the file ends too early");
+}
+
 /* Whether text fills its field with zeros, and what is in front of them is printable. */
 static bool is_text(const char *field, size_t room)
 {
@@ -122,23 +129,22 @@ static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *er
     return 0;
 }
 
-int session_file_open(struct session_file *file, const struct session_stream *stream, uint64_t size,
-                      struct session_head *head, struct helm_err *err)
+int session_file_open(struct session_file *file, FILE *stream, uint64_t size, struct session_head *head,
+                      struct helm_err *err)
 {
     struct fixed f = {.state_bytes = 0};
     uint64_t checksum;
     *head = (struct session_head){0};
-    *file = (struct session_file){.stream = *stream};
+    *file = (struct session_file){.stream = stream};
     if (size < sizeof f) return helm_fail(err, HELM_E_FORMAT, "this is no file of a session");
-    int rc = stream->read(stream->context, &f, fixed_bytes(false), err);
-    if (!rc && f.version == SESSION_FILE_STATES)
-        rc = stream->read(stream->context, &f.state_bytes, sizeof f.state_bytes, err);
+    int rc = take(stream, &f, fixed_bytes(false), err);
+    if (!rc && f.version == SESSION_FILE_STATES) rc = take(stream, &f.state_bytes, sizeof f.state_bytes, err);
     if (!rc) rc = check_fixed(&f, size, err);
     if (rc) return rc;
     head->tokens = malloc(f.tokens * sizeof *head->tokens);
     if (!head->tokens) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tokens", f.tokens);
-    rc = stream->read(stream->context, head->tokens, f.tokens * sizeof *head->tokens, err);
-    if (!rc) rc = stream->read(stream->context, &checksum, sizeof checksum, err);
+    rc = take(stream, head->tokens, f.tokens * sizeof *head->tokens, err);
+    if (!rc) rc = take(stream, &checksum, sizeof checksum, err);
     if (!rc && checksum != head_checksum(&f, head->tokens))
         rc = helm_fail(err, HELM_E_FORMAT, "the head is damaged: its checksum is another one");
     if (rc) {
@@ -176,8 +182,8 @@ int session_file_read_page(struct session_file *file, const struct session_head 
                            struct helm_err *err)
 {
     uint64_t checksum;
-    int rc = file->stream.read(file->stream.context, bytes, next_bytes(file, head), err);
-    if (!rc) rc = file->stream.read(file->stream.context, &checksum, sizeof checksum, err);
+    int rc = take(file->stream, bytes, next_bytes(file, head), err);
+    if (!rc) rc = take(file->stream, &checksum, sizeof checksum, err);
     if (rc) return rc;
     if (checksum != content_of(bytes, next_bytes(file, head), file->page + UINT64_C(1)))
         return helm_fail(err, HELM_E_FORMAT, "page %u is damaged: its checksum is another one", file->page);
@@ -190,8 +196,8 @@ int session_file_read_end(struct session_file *file, struct helm_err *err)
 {
     char found[(size_t)MAGIC_BYTES];
     uint64_t checksum;
-    int rc = file->stream.read(file->stream.context, found, sizeof found, err);
-    if (!rc) rc = file->stream.read(file->stream.context, &checksum, sizeof checksum, err);
+    int rc = take(file->stream, found, sizeof found, err);
+    if (!rc) rc = take(file->stream, &checksum, sizeof checksum, err);
     if (rc) return rc;
     if (memcmp(found, end_magic, sizeof found) != 0 || checksum != file->digest)
         return helm_fail(err, HELM_E_FORMAT, "the end is damaged: the checksum of the whole is another one");
@@ -200,8 +206,13 @@ int session_file_read_end(struct session_file *file, struct helm_err *err)
 
 /* ---- writing ---- */
 
-int session_file_create(struct session_file *file, const struct session_stream *stream,
-                        const struct session_head *head, struct helm_err *err)
+static int put(FILE *to, const void *from, size_t bytes, struct helm_err *err)
+{
+    return fwrite(from, 1, bytes, to) == bytes ? 0 : helm_fail_errno(err, "writing");
+}
+
+int session_file_create(struct session_file *file, FILE *stream, const struct session_head *head,
+                        struct helm_err *err)
 {
     struct fixed f = {.version = head->state_bytes ? SESSION_FILE_STATES : SESSION_FILE_VERSION,
                       .head_bytes = (uint32_t)session_file_head_bytes(head),
@@ -218,19 +229,19 @@ int session_file_create(struct session_file *file, const struct session_stream *
     memcpy(f.magic, magic, MAGIC_BYTES);
     memcpy(f.kv_dtype, head->shape.kv_dtype, sizeof f.kv_dtype);
     memcpy(f.weights, head->shape.weights, sizeof f.weights);
-    *file = (struct session_file){.stream = *stream, .digest = head_checksum(&f, head->tokens)};
+    *file = (struct session_file){.stream = stream, .digest = head_checksum(&f, head->tokens)};
     int rc = check_fixed(&f, session_file_bytes(head), err);
-    if (!rc) rc = stream->write(stream->context, &f, fixed_bytes(f.state_bytes), err);
-    if (!rc) rc = stream->write(stream->context, head->tokens, f.tokens * sizeof *head->tokens, err);
-    return rc ? rc : stream->write(stream->context, &file->digest, sizeof file->digest, err);
+    if (!rc) rc = put(stream, &f, fixed_bytes(f.state_bytes), err);
+    if (!rc) rc = put(stream, head->tokens, f.tokens * sizeof *head->tokens, err);
+    return rc ? rc : put(stream, &file->digest, sizeof file->digest, err);
 }
 
 int session_file_write_page(struct session_file *file, const struct session_head *head, const void *bytes,
                             struct helm_err *err)
 {
     const uint64_t checksum = content_of(bytes, next_bytes(file, head), file->page + UINT64_C(1));
-    int rc = file->stream.write(file->stream.context, bytes, next_bytes(file, head), err);
-    if (!rc) rc = file->stream.write(file->stream.context, &checksum, sizeof checksum, err);
+    int rc = put(file->stream, bytes, next_bytes(file, head), err);
+    if (!rc) rc = put(file->stream, &checksum, sizeof checksum, err);
     if (rc) return rc;
     file->page++;
     add_checksum(file, checksum);
@@ -239,6 +250,6 @@ int session_file_write_page(struct session_file *file, const struct session_head
 
 int session_file_write_end(struct session_file *file, struct helm_err *err)
 {
-    int rc = file->stream.write(file->stream.context, end_magic, (size_t)MAGIC_BYTES, err);
-    return rc ? rc : file->stream.write(file->stream.context, &file->digest, sizeof file->digest, err);
+    int rc = put(file->stream, end_magic, (size_t)MAGIC_BYTES, err);
+    return rc ? rc : put(file->stream, &file->digest, sizeof file->digest, err);
 }

@@ -27,6 +27,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "client/connection/session.h"
 #include "common/base/err.h"
@@ -44,25 +45,17 @@ struct session_head {
 };
 void session_head_free(struct session_head *head);
 
-/* Where bytes come from or go to, in order. Returns 0, or a negative code with its reason. read:
- * HELM_E_FORMAT where there are not as many. */
-struct session_stream {
-    void *context;
-    int (*read)(void *context, void *to, size_t bytes, struct helm_err *err);
-    int (*write)(void *context, const void *from, size_t bytes, struct helm_err *err);
-};
-
 /* The file as far as it was read or written. */
 struct session_file {
-    struct session_stream stream;
+    FILE *stream;    /* the caller's, read or written in order */
     uint32_t page;   /* that is next */
     uint64_t digest; /* of all checksums */
 };
 
 /* `size`: bytes of the whole file, which must be what the head makes it. HELM_E_FORMAT, HELM_E_LIMIT,
  * HELM_E_UNSUPPORTED (another version): the text names what is wrong. On failure *head is empty. */
-HELM_MUST_CHECK int session_file_open(struct session_file *file, const struct session_stream *stream,
-                                      uint64_t size, struct session_head *head, struct helm_err *err);
+HELM_MUST_CHECK int session_file_open(struct session_file *file, FILE *stream, uint64_t size,
+                                      struct session_head *head, struct helm_err *err);
 /* Pages, and the state after them. */
 static inline uint32_t session_file_units(const struct session_head *head)
 {
@@ -79,8 +72,8 @@ HELM_MUST_CHECK int session_file_read_page(struct session_file *file, const stru
 /* After the last page. */
 HELM_MUST_CHECK int session_file_read_end(struct session_file *file, struct helm_err *err);
 
-/* The same written; the stream's write is called. */
-HELM_MUST_CHECK int session_file_create(struct session_file *file, const struct session_stream *stream,
+/* The same written. */
+HELM_MUST_CHECK int session_file_create(struct session_file *file, FILE *stream,
                                         const struct session_head *head, struct helm_err *err);
 HELM_MUST_CHECK int session_file_write_page(struct session_file *file, const struct session_head *head,
                                             const void *bytes, struct helm_err *err);

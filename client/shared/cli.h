@@ -120,6 +120,10 @@ HELM_MUST_CHECK int cli_write(const void *data, size_t bytes, struct helm_err *e
 HELM_MUST_CHECK int cli_show(const char *data, size_t length, bool raw, struct helm_err *err);
 /* Reads a descriptor to its end; *text is malloc'd and NUL-terminated. */
 HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err);
+/* A copy of an operand, or all of standard input for "-" and for NULL. prompt: less one final newline, which
+ * echo and editors add. */
+HELM_MUST_CHECK int cli_read_operand(const char *operand, bool prompt, char **text, size_t *length,
+                                     struct helm_err *err);
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
 HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
                                   size_t *count, struct helm_err *err);

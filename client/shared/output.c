@@ -89,6 +89,18 @@ int cli_read_all(int fd, const char *what, char **text, size_t *length, struct h
     return 0;
 }
 
+int cli_read_operand(const char *operand, bool prompt, char **text, size_t *length, struct helm_err *err)
+{
+    if (operand && strcmp(operand, "-") != 0) {
+        *text = strdup(operand);
+        *length = strlen(operand);
+        return *text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the text");
+    }
+    int rc = cli_read_all(STDIN_FILENO, "standard input", text, length, err);
+    if (rc == 0 && prompt && *length && (*text)[*length - 1] == '\n') (*text)[--*length] = 0;
+    return rc;
+}
+
 static bool is_separator(char c)
 {
     return c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r';

@@ -130,6 +130,19 @@ int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool h
                      header ? ", for the header alone" : "");
 }
 
+bool file_pwrite_all(int fd, const void *bytes, size_t length, uint64_t offset)
+{
+    for (const char *at = bytes; length;) {
+        const ssize_t wrote = pwrite(fd, at, length, (off_t)offset);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) return false;
+        at += wrote;
+        offset += (uint64_t)wrote;
+        length -= (size_t)wrote;
+    }
+    return true;
+}
+
 int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what, struct helm_err *err)
 {
     char *at = buf;

@@ -39,6 +39,9 @@ HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_
  * still. */
 int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool header, struct helm_err *err);
 
+/* pwrite until all bytes are in the file. false: errno says why. */
+HELM_MUST_CHECK bool file_pwrite_all(int fd, const void *bytes, size_t length, uint64_t offset);
+
 /* pread until `bytes` are in buf; a short file is HELM_E_FORMAT. */
 HELM_MUST_CHECK int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what,
                                    struct helm_err *err);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/units.h"
 
 /* ---- values ---- */
@@ -145,20 +146,6 @@ static int describe(struct gguf_values *v, struct gguf_output_tensor *t, uint64_
     return 0;
 }
 
-static int write_all(int fd, const void *bytes, uint64_t length, uint64_t at, const char *path,
-                     struct helm_err *err)
-{
-    for (const char *from = bytes; length;) {
-        const ssize_t written = pwrite(fd, from, length, (off_t)at);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return helm_fail_errno(err, "%s", path);
-        from += written;
-        length -= (uint64_t)written;
-        at += (uint64_t)written;
-    }
-    return 0;
-}
-
 /* A file of another name in the same folder, that only its owner may read until it is whole. */
 static int create(const char *path, struct gguf_output *o, struct helm_err *err)
 {
@@ -195,7 +182,7 @@ int gguf_output_open(const char *path, const struct gguf_values *values, struct 
     const uint64_t begin = round_up(header.length, GGUF_ALIGNMENT);
     for (uint32_t i = 0; i < count; i++) tensors[i].offset += begin;
     o->bytes = begin + data;
-    if (!rc) rc = write_all(o->fd, header.bytes, header.length, 0, path, err);
+    if (!rc && !file_pwrite_all(o->fd, header.bytes, header.length, 0)) rc = helm_fail_errno(err, "%s", path);
     if (!rc && (errno = posix_fallocate(o->fd, 0, (off_t)o->bytes))) {
         char size[UNITS_TEXT];
         rc = helm_fail_errno(err, "%s: room for %s", path, units_format_size(o->bytes, size));
@@ -211,7 +198,8 @@ int gguf_output_write(const struct gguf_output *o, const struct gguf_output_tens
     if (from > t->bytes || length > t->bytes - from)
         return helm_fail(err, HELM_E_INTERNAL, "tensor '%s': %llu bytes from %llu on, it has %llu", t->name,
                          (unsigned long long)length, (unsigned long long)from, (unsigned long long)t->bytes);
-    return write_all(o->fd, bytes, length, t->offset + from, o->path, err);
+    if (!file_pwrite_all(o->fd, bytes, length, t->offset + from)) return helm_fail_errno(err, "%s", o->path);
+    return 0;
 }
 
 int gguf_output_finish(struct gguf_output *o, struct helm_err *err)

@@ -2,7 +2,6 @@
  *
  * Called by the tool's main. Every thread claims chunks of tensors in order from one counter, fills a buffer
  * that fits its cache and writes it where it belongs; the first error stops all. */
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/model/arch.h"
+#include "common/base/file.h"
 #include "common/base/units.h"
 #include "common/model/fused.h"
 #include "tools/mkmodel/mkmodel.h"
@@ -207,22 +207,6 @@ static int assign_shards(struct job *job, struct helm_err *err)
     return 0;
 }
 
-static int write_all(int fd, const void *data, size_t bytes, uint64_t offset, const char *what,
-                     struct helm_err *err)
-{
-    const char *at = data;
-    while (bytes) {
-        ssize_t wrote = pwrite(fd, at, bytes, (off_t)offset);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0)
-            return helm_fail_errno(err, "%s: write at byte %llu failed", what, (unsigned long long)offset);
-        at += wrote;
-        offset += (uint64_t)wrote;
-        bytes -= (size_t)wrote;
-    }
-    return 0;
-}
-
 /* The JSON header of one shard, padded with blanks so that the data begin at a multiple of 8. */
 static char *header_text(const struct job *job, uint32_t shard, size_t *length)
 {
@@ -269,9 +253,9 @@ static int open_shards(struct job *job, struct helm_err *err)
         if (shard->fd < 0) return helm_fail_errno(err, "%s: cannot create", path);
         char *header = header_text(job, s, &length);
         if (!header) return helm_fail(err, HELM_E_NOMEM, "no memory for the header of %s", shard->file);
-        int rc = write_all(shard->fd, header, length, 0, path, err);
+        const bool written = file_pwrite_all(shard->fd, header, length, 0);
         free(header);
-        if (rc) return rc;
+        if (!written) return helm_fail_errno(err, "writing %s", path);
         shard->data_offset = length;
         if (ftruncate(shard->fd, (off_t)(length + shard->data_bytes)))
             return helm_fail_errno(err, "%s: cannot set its size", path);
@@ -340,8 +324,9 @@ static void *write_chunks(void *argument)
         if (count > CHUNK_ELEMENTS) count = CHUNK_ELEMENTS;
         mkmodel_values_fill(&values, first, count, buffer);
         const struct made_shard *shard = &job->shards[tensor->shard];
-        rc = write_all(shard->fd, buffer, count * sizeof *buffer,
-                       shard->data_offset + tensor->begin + first * 2, shard->file, &err);
+        if (!file_pwrite_all(shard->fd, buffer, count * sizeof *buffer,
+                             shard->data_offset + tensor->begin + first * 2))
+            rc = helm_fail_errno(&err, "writing %s", shard->file);
     }
     free(buffer);
     if (rc) {

@@ -16,27 +16,8 @@ enum { PAGES = 3, PAGE_TOKENS = 4, TOKENS = 14, LAYERS = 2, HEADS = 2, HEAD_DIM 
 
 struct memory {
     unsigned char data[ROOM];
-    size_t size, at;
+    size_t size;
 };
-
-static int take(void *context, void *to, size_t bytes, struct helm_err *err)
-{
-    struct memory *m = context;
-    if (bytes > m->size - m->at) return helm_fail(err, HELM_E_FORMAT, "the file ends too early");
-    memcpy(to, m->data + m->at, bytes);
-    m->at += bytes;
-    return 0;
-}
-
-static int put(void *context, const void *from, size_t bytes, struct helm_err *err)
-{
-    struct memory *m = context;
-    (void)err;
-    assert_true(bytes <= ROOM - m->size);
-    memcpy(m->data + m->size, from, bytes);
-    m->size += bytes;
-    return 0;
-}
 
 static uint32_t random_of(uint32_t *state)
 {
@@ -59,7 +40,7 @@ static void write_one(struct memory *m, const struct kind *kind, struct session_
     const char *kv_dtype = kind->dtype;
     const uint64_t page_bytes = kind->bytes;
     static uint32_t tokens[TOKENS];
-    const struct session_stream stream = {.context = m, .write = put};
+    FILE *to = fmemopen(m->data, ROOM, "w");
     struct session_file file;
     struct helm_err err = {0};
     uint32_t state = 7;
@@ -78,11 +59,12 @@ static void write_one(struct memory *m, const struct kind *kind, struct session_
     snprintf(head->shape.weights, sizeof head->shape.weights, "q4_k_m");
     for (uint64_t i = 0; i < PAGES * page_bytes + kind->state; i++)
         pages[i] = (unsigned char)random_of(&state);
-    m->size = m->at = 0;
-    assert_int_equal(session_file_create(&file, &stream, head, &err), 0);
+    assert_int_equal(session_file_create(&file, to, head, &err), 0);
     for (uint32_t p = 0; p < session_file_units(head); p++)
         assert_int_equal(session_file_write_page(&file, head, pages + p * page_bytes, &err), 0);
     assert_int_equal(session_file_write_end(&file, &err), 0);
+    m->size = (size_t)ftell(to);
+    assert_int_equal(fclose(to), 0);
     assert_int_equal(m->size, session_file_bytes(head));
 }
 
@@ -90,14 +72,15 @@ static void write_one(struct memory *m, const struct kind *kind, struct session_
 static int read_one(struct memory *m, struct session_head *head, unsigned char *pages, size_t room,
                     struct helm_err *err)
 {
-    const struct session_stream stream = {.context = m, .read = take};
+    FILE *from = fmemopen(m->data, m->size, "r");
     struct session_file file;
-    m->at = 0;
-    int rc = session_file_open(&file, &stream, m->size, head, err);
+    int rc = session_file_open(&file, from, m->size, head, err);
     if (!rc) assert_true(head->pages * head->page_bytes + head->state_bytes <= room);
     for (uint32_t p = 0; p < session_file_units(head) && !rc; p++)
         rc = session_file_read_page(&file, head, pages + p * head->page_bytes, err);
-    return rc ? rc : session_file_read_end(&file, err);
+    if (!rc) rc = session_file_read_end(&file, err);
+    fclose(from);
+    return rc;
 }
 
 static void what_was_written_is_read(void **state)
