@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/grow.h"
+#include "common/base/words.h"
 
 #define BODY_BYTES_MAX ((size_t)64 << 20)
 
@@ -392,8 +393,7 @@ static void drop_read(struct ask *ask)
     json_object_foreach_safe(ask->body, next, name, value)
     {
         const bool kept = value == ask->tools || (value == ask->documents && ask->return_documents) ||
-                          strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
-                          strcmp(name, "stop_sequences") == 0;
+                          WORD_IS(name, "stop", "options", "stop_sequences");
         if (!kept) json_object_del(ask->body, name);
     }
 }

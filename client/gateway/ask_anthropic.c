@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "common/base/words.h"
 
 #define KINDS ASK_ANTHROPIC
 #define STAMP "x-anthropic-billing-header"
@@ -179,14 +180,11 @@ static bool take_block(struct turn *t, const json_t *block)
 
 static bool take_turn(struct turn *t, const json_t *message)
 {
-    static const char *const roles[] = {"user", "assistant", "system"};
     const char *role = json_string_value(json_object_get(message, "role"));
     const json_t *content = json_object_get(message, "content"), *block;
     size_t index;
-    t->role = NULL;
-    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
-        if (strcmp(role, roles[i]) == 0) t->role = roles[i];
-    if (!t->role)
+    t->role = role;
+    if (!WORD_IS(role, "user", "assistant", "system"))
         return refuse_block(t, "invalid_value", "is of a role that is none of user, assistant and system");
     if (json_is_string(content)) {
         add_line(&t->text, content, true);

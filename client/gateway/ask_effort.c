@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "common/base/words.h"
 
 static const char *const levels[] = {
     [EFFORT_NONE] = "none", [EFFORT_MINIMAL] = "minimal", [EFFORT_LOW] = "low", [EFFORT_MEDIUM] = "medium",
@@ -48,10 +49,9 @@ bool ask_take_budget(struct ask_reader *r, const json_t *value)
 
 static bool take_type(struct ask_reader *r, const json_t *value)
 {
-    static const char *const types[] = {"disabled", "enabled", "adaptive", "auto"};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (json_is_string(value) && strcmp(json_string_value(value), types[i]) == 0)
-            return say(r, i ? EFFORT_ON : EFFORT_NONE);
+    const char *type = json_string_value(value);
+    if (WORD_IS(type, "disabled")) return say(r, EFFORT_NONE);
+    if (WORD_IS(type, "enabled", "adaptive", "auto")) return say(r, EFFORT_ON);
     return refuse(r->refusal, 400, "invalid_value", "thinking",
                   "'thinking' has no type of enabled, adaptive and disabled");
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "common/base/words.h"
 
 struct message {
     struct ask_reader *reader;
@@ -83,12 +84,9 @@ static bool take_thought(const struct message *m, const char *key, const json_t 
 /* The text of a part. A refusal is what the model said; input_text and output_text are Responses' names. */
 static const json_t *part_text(const json_t *part)
 {
-    static const char *const types[] = {"text", "input_text", "output_text", "refusal"};
     const char *type = json_string_value(json_object_get(part, "type"));
-    for (size_t i = 0; type && i < sizeof types / sizeof *types; i++)
-        if (strcmp(type, types[i]) == 0)
-            return json_object_get(part, strcmp(type, "refusal") == 0 ? "refusal" : "text");
-    return NULL;
+    if (WORD_IS(type, "refusal")) return json_object_get(part, type);
+    return WORD_IS(type, "text", "input_text", "output_text") ? json_object_get(part, "text") : NULL;
 }
 
 static bool join_parts(const struct message *m, const json_t *parts, json_t **joined)
@@ -182,50 +180,35 @@ static bool take_calls(const struct message *m, const json_t *value)
 
 /* ---- messages --------------------------------------------------------------------------------------- */
 
-static bool is_empty(const json_t *value)
-{
-    return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
-}
-
 static bool take_member(const struct message *m, const char *key, const json_t *value)
 {
-    static const char *const texts[] = {"name", "tool_call_id", "tool_name"};
-    static const char *const thoughts[] = {"reasoning_content", "reasoning", "thinking", "reasoning_details"};
-    static const char *const nothing[] = {"refusal", "annotations", "audio", "function_call", "images"};
-    if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0) return true;
-    if (json_is_null(value)) return true;
-    for (size_t i = 0; i < sizeof thoughts / sizeof *thoughts; i++)
-        if (strcmp(key, thoughts[i]) == 0) return take_thought(m, key, value);
+    if (json_is_null(value) || WORD_IS(key, "role", "content")) return true;
+    if (WORD_IS(key, "reasoning_content", "reasoning", "thinking", "reasoning_details"))
+        return take_thought(m, key, value);
     if (strcmp(key, "tool_calls") == 0) return take_calls(m, value);
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        if (strcmp(key, texts[i]) != 0) continue;
+    if (WORD_IS(key, "name", "tool_call_id", "tool_name")) {
         if (!json_is_string(value)) return refuse_message(m, "invalid_type", key, "not a text");
         return set(m, strcmp(key, "tool_name") == 0 ? "name" : key, json_incref((json_t *)value));
     }
-    for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++) {
-        if (strcmp(key, nothing[i]) != 0) continue;
-        if (is_empty(value)) return true;
-        return refuse_message(m, "unsupported_parameter", key, "not supported by HELM's gateway");
-    }
+    if (WORD_IS(key, "refusal", "annotations", "audio", "function_call", "images"))
+        return (json_is_array(value) && json_array_size(value) == 0) ||
+               refuse_message(m, "unsupported_parameter", key, "not supported by HELM's gateway");
     return ask_settle_member(m->reader, "messages.", key, value) ||
            refuse_message(m, "unknown_parameter", key, "not a member of a message");
 }
 
 static bool build_message(struct message *m)
 {
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
-    const char *role = json_string_value(json_object_get(m->from, "role")), *known = NULL, *key;
+    const char *role = json_string_value(json_object_get(m->from, "role")), *key;
     json_t *value;
     if (!json_is_object(m->from)) return refuse_message(m, "invalid_type", "", "not an object");
-    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
-        if (strcmp(role, roles[i]) == 0) known = roles[i];
-    if (!known)
+    if (!WORD_IS(role, "system", "developer", "user", "assistant", "tool"))
         return refuse_message(m, "invalid_value", "role",
                               "'%.40s' is none of system, developer, user, assistant, tool",
                               role ? role : "");
-    if (strcmp(known, "developer") == 0) known = "system";
-    if (!set(m, "role", json_string(known))) return false;
-    if (!take_content(m, json_object_get(m->from, "content"), strcmp(known, "assistant") == 0)) return false;
+    if (strcmp(role, "developer") == 0) role = "system";
+    if (!set(m, "role", json_string(role))) return false;
+    if (!take_content(m, json_object_get(m->from, "content"), strcmp(role, "assistant") == 0)) return false;
     json_object_foreach((json_t *)m->from, key, value) if (!take_member(m, key, value)) return false;
     return true;
 }

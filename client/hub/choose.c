@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/base/words.h"
 #include "common/model/checkpoint.h"
 
 #define FILES_SAID 100
@@ -19,12 +20,10 @@ static bool ends_with(const char *text, const char *end)
 /* Files that readers of checkpoints and tokenizers open, and shards as the index names them. */
 static bool is_of_checkpoint(const char *name)
 {
-    static const char *const names[] = {
-        "config.json",           "generation_config.json",      "tokenizer.json",
-        "tokenizer_config.json", "special_tokens_map.json",     "chat_template.jinja",
-        "chat_template.json",    "model.safetensors.index.json"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
+    if (WORD_IS(name, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+                "model.safetensors.index.json"))
+        return true;
     return !strchr(name, '/') && strncmp(name, "model", 5) == 0 && ends_with(name, ".safetensors");
 }
 

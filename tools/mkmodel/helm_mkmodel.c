@@ -15,6 +15,7 @@
 #include "common/base/args.h"
 #include "common/base/file.h"
 #include "common/base/units.h"
+#include "common/base/words.h"
 #include "tools/interrupt/interrupt.h"
 #include "tools/mkmodel/mkmodel.h"
 
@@ -56,8 +57,7 @@ static bool is_checkpoint_file(const char *name)
 {
     static const char suffix[] = ".safetensors";
     size_t length = strlen(name), tail = sizeof suffix - 1;
-    return strcmp(name, "config.json") == 0 || strcmp(name, "model.safetensors.index.json") == 0 ||
-           strcmp(name, "model.safetensors") == 0 ||
+    return WORD_IS(name, "config.json", "model.safetensors.index.json", "model.safetensors") ||
            (strncmp(name, "model-", 6) == 0 && length > tail && strcmp(name + length - tail, suffix) == 0);
 }
 

@@ -13,6 +13,7 @@
 #include "common/base/cpu.h"
 #include "common/base/file.h"
 #include "common/base/units.h"
+#include "common/base/words.h"
 #include "common/model/arch.h"
 #include "common/model/hub.h"
 #include "tools/interrupt/interrupt.h"
@@ -32,11 +33,8 @@ struct options {
 /* Those of a GGUF file but what is about its own tensors. */
 static bool is_carried(const char *key)
 {
-    static const char *const own[] = {"general.file_type", "general.quantization_version",
-                                      "general.alignment"};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (strcmp(key, own[i]) == 0) return false;
-    return strncmp(key, "split.", 6) != 0 && strncmp(key, "quantize.", 9) != 0;
+    return !WORD_IS(key, "general.file_type", "general.quantization_version", "general.alignment") &&
+           strncmp(key, "split.", 6) != 0 && strncmp(key, "quantize.", 9) != 0;
 }
 
 static int put_described(const struct options *o, const struct model *model, struct gguf_values *values,

@@ -160,7 +160,7 @@ static bool step_json(struct answer *a)
     answer_drop(&a->rest, json_copy_add(&a->copy, &a->piece, a->rest.data, a->rest.length));
     if (!a->copy.done) return false;
     a->state = a->wrapped ? CALL_REST : CALL_BETWEEN;
-    a->copy = (struct json_copy){.depth = a->wrapped};
+    a->copy = (struct json_copy){.in.depth = a->wrapped};
     calls_end(a);
     return true;
 }

@@ -23,29 +23,35 @@ void json_add_escaped(struct cli_text *out, const char *data, size_t length)
     cli_text_add(out, data + from, length - from);
 }
 
+/* After the next character. */
+static void json_step(struct json_at *in, char c)
+{
+    if (in->in_string) {
+        in->in_string = in->escaped || c != '"';
+        in->escaped = !in->escaped && c == '\\';
+    } else if (c == '"') {
+        in->in_string = true;
+    } else if (c == '{' || c == '[') {
+        in->depth++;
+    } else if ((c == '}' || c == ']') && in->depth) {
+        in->depth--;
+    }
+}
+
 size_t json_copy_add(struct json_copy *copy, struct cli_text *out, const char *data, size_t length)
 {
     size_t at = 0;
     for (; at < length && !copy->done; at++) {
         const char c = data[at];
-        if (!copy->in_string && answer_is_blank(c)) continue;
-        if (copy->in_string && (unsigned char)c < 32 && !copy->escaped) {
+        if (!copy->in.in_string && answer_is_blank(c)) continue;
+        if (copy->in.in_string && (unsigned char)c < 32 && !copy->in.escaped) {
             json_add_escaped(out, &c, 1); /* a newline that the model did not escape */
             continue;
         }
         cli_text_add(out, &c, 1);
         copy->begun = true;
-        if (copy->in_string) {
-            copy->in_string = copy->escaped || c != '"';
-            copy->escaped = !copy->escaped && c == '\\';
-        } else if (c == '"') {
-            copy->in_string = true;
-        } else if (c == '{' || c == '[') {
-            copy->depth++;
-        } else if ((c == '}' || c == ']') && copy->depth) {
-            copy->depth--;
-        }
-        copy->done = copy->depth == 0 && !copy->in_string && (c == '}' || c == ']');
+        json_step(&copy->in, c);
+        copy->done = copy->in.depth == 0 && !copy->in.in_string && (c == '}' || c == ']');
     }
     return at;
 }
@@ -63,17 +69,8 @@ size_t json_skip_value(struct json_skip *s, const struct cli_text *text, size_t 
         }
         s->at++;
         if (scalar) continue;
-        if (s->in_string) {
-            s->in_string = s->escaped || c != '"';
-            s->escaped = !s->escaped && c == '\\';
-        } else if (c == '"') {
-            s->in_string = true;
-        } else if (c == '{' || c == '[') {
-            s->depth++;
-        } else if (c == '}' || c == ']') {
-            s->depth--;
-        }
-        if (!s->in_string && s->depth == 0) {
+        json_step(&s->in, c);
+        if (!s->in.in_string && s->in.depth == 0) {
             s->begun = false;
             return s->at;
         }

@@ -15,16 +15,23 @@
 #define ANSWER_HEAD_MAX   (256u << 10) /* of a call that is not certain yet; longer ones are text */
 #define ANSWER_HEADER_MAX 1024         /* of a harmony message's header */
 
+/* Where in a JSON value a text is. */
+struct json_at {
+    bool in_string, escaped;
+    size_t depth;
+};
+
 /* JSON text that is copied without the white space between its parts. */
 struct json_copy {
-    bool begun, in_string, escaped, done;
-    size_t depth;
+    struct json_at in;
+    bool begun, done;
 };
 
 /* How far a JSON value was looked at that has not come whole: nothing is looked at twice. */
 struct json_skip {
-    size_t from, at, depth;
-    bool begun, in_string, escaped;
+    struct json_at in;
+    size_t from, at;
+    bool begun;
 };
 
 enum thinking_state { THINKING_BEGIN, THINKING_INSIDE, THINKING_AFTER, THINKING_OVER };

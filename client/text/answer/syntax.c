@@ -1,5 +1,6 @@
 /* The tables of tool-call syntaxes and of reasoning tags. See syntax.h. */
 #include "client/text/answer/syntax.h"
+#include "common/base/words.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -115,27 +116,19 @@ static bool holds(const char *marker, const char *token)
     return marker && strstr(marker, token);
 }
 
-static bool is_one_of(const char *const *names, size_t count, const char *token)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(names[i], token) == 0) return true;
-    return false;
-}
-
 static bool is_harmony(const char *token)
 {
-    static const char *const names[] = {HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_END,
-                                        "<|return|>",  "<|call|>",      "<|constrain|>"};
-    return is_one_of(names, COUNT(names), token);
+    return WORD_IS(token, HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_END, "<|return|>",
+                   "<|call|>", "<|constrain|>");
 }
 
 bool call_syntax_has_token(const struct call_syntax *s, const char *token)
 {
-    static const char *const listed[] = {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"};
     if (!s || !*token) return false;
     if (s->form == CALL_CHANNEL) return is_harmony(token);
     if (s->form == CALL_LISTED)
-        return is_one_of(listed, COUNT(listed), token) || holds(s->open, token) || holds(s->close, token);
+        return WORD_IS(token, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]") || holds(s->open, token) ||
+               holds(s->close, token);
     if (s->form == CALL_WHOLE) return strcmp(token, "<|python_tag|>") == 0;
     if (s->form == CALL_BARE && strcmp(token, "<|\"|>") == 0) return true;
     return holds(s->open, token) || holds(s->close, token) || holds(s->call_open, token) ||

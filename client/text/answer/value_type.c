@@ -3,6 +3,7 @@
 #include <strings.h>
 
 #include "client/text/answer/parts.h"
+#include "client/text/grammar/schema.h"
 
 #define SCHEMA_DEPTH 16 /* of references and alternatives */
 
@@ -31,23 +32,6 @@ static unsigned type_of(const json_t *value)
                                     : VALUE_ARRAY;
 }
 
-/* "#/$defs/NAME" and the like, in the document. */
-static const json_t *refer(const json_t *document, const char *path)
-{
-    char key[ANSWER_NAME_MAX];
-    const json_t *at = document;
-    if (*path++ != '#') return NULL;
-    while (at && *path == '/') {
-        const size_t length = strcspn(++path, "/");
-        if (length >= sizeof key) return NULL;
-        memcpy(key, path, length);
-        key[length] = 0;
-        at = json_object_get(at, key);
-        path += length;
-    }
-    return at;
-}
-
 static unsigned schema_types_of(const json_t *document, const json_t *node, int depth)
 {
     static const char *const lists[] = {"anyOf", "oneOf", "allOf"};
@@ -59,7 +43,7 @@ static unsigned schema_types_of(const json_t *document, const json_t *node, int 
     if (depth == 0) return 0;
     json_array_foreach(type, index, item) types |= named(item);
     if (types) return types;
-    if (path) return schema_types_of(document, refer(document, path), depth - 1);
+    if (path) return schema_types_of(document, schema_follow(document, path), depth - 1);
     if (value) return type_of(value);
     json_array_foreach(json_object_get(node, "enum"), index, item) types |= type_of(item);
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)

@@ -9,6 +9,7 @@
 
 #include "client/text/grammar/grammar.h"
 #include "common/base/json.h"
+#include "common/base/words.h"
 
 void schema_refuse(struct schema *s, int code, const char *fmt, ...)
 {
@@ -140,7 +141,6 @@ static uint32_t one_type(struct schema *s, const json_t *node, uint32_t type)
 
 static uint32_t constants(struct schema *s, const json_t *node, const json_t *list)
 {
-    static const char *const beside[] = {"enum", "const", "type"};
     const uint32_t alt = expr_alt(s->x), types = schema_types(s, node);
     const char *name;
     json_t *value;
@@ -148,9 +148,7 @@ static uint32_t constants(struct schema *s, const json_t *node, const json_t *li
     size_t i;
     json_object_foreach((json_t *)node, name, value)
     {
-        size_t k = 0;
-        while (k < 3 && strcmp(beside[k], name) != 0) k++;
-        if (k == 3 && !schema_says_nothing(node, name, value))
+        if (!WORD_IS(name, "enum", "const", "type") && !schema_says_nothing(node, name, value))
             schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' beside 'enum' or 'const' is not supported", name);
     }
     if (!json_is_array(list)) schema_refuse(s, HELM_E_FORMAT, "'enum' is not a list");
@@ -179,9 +177,10 @@ static void decode_part(char *part)
     *to = 0;
 }
 
-static const json_t *follow(const json_t *at, const char *pointer)
+const json_t *schema_follow(const json_t *document, const char *pointer)
 {
     char part[SCHEMA_PATH_MAX];
+    const json_t *at = *pointer++ == '#' ? document : NULL;
     while (at && *pointer == '/') {
         const size_t n = strcspn(++pointer, "/");
         if (n >= sizeof part) return NULL;
@@ -210,7 +209,7 @@ static const json_t *refer(struct schema *s, const json_t *ref)
                       text ? text : "is not a text");
         return NULL;
     }
-    const json_t *found = follow(s->document, text + 1);
+    const json_t *found = schema_follow(s->document, text);
     if (!found) schema_refuse(s, HELM_E_FORMAT, "'$ref' %.100s leads nowhere", text);
     return found;
 }

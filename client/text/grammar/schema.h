@@ -27,6 +27,9 @@ HELM_MUST_CHECK int schema_parse(struct exprs *exprs, const char *text, size_t l
 HELM_MUST_CHECK int schema_compile(struct exprs *exprs, const json_t *schema, uint32_t *root,
                                    struct helm_err *err);
 
+/* The value that a reference (#/$defs/NAME, by RFC 6901) names in its document; NULL: none. */
+const json_t *schema_follow(const json_t *document, const char *pointer);
+
 /* Any JSON. */
 enum json_rule { ANY_SPACE, ANY_STRING, ANY_NUMBER, ANY_INTEGER, ANY_VALUE, ANY_OBJECT, ANY_ARRAY };
 uint32_t json_any(struct exprs *exprs, enum json_rule which);

@@ -8,6 +8,7 @@
 
 #include "client/text/grammar/json_text.h"
 #include "client/text/grammar/schema.h"
+#include "common/base/words.h"
 
 #define MEMBERS_MAX 1024
 #define PREFIX_MAX  256
@@ -140,7 +141,6 @@ static bool take_names(struct schema *s, struct members *m, const json_t *names,
 /* Whether `propertyNames` says more than that names are texts. */
 static bool names_say_more(struct schema *s, const json_t *names)
 {
-    static const char *const says[] = {"pattern", "format", "minLength", "maxLength"};
     bool more = false;
     const char *key;
     json_t *value;
@@ -148,10 +148,9 @@ static bool names_say_more(struct schema *s, const json_t *names)
         schema_refuse(s, HELM_E_FORMAT, "'propertyNames' allows no text");
     json_object_foreach((json_t *)names, key, value)
     {
-        size_t i = 0;
         if (strcmp(key, "type") == 0 || schema_says_nothing(names, key, value)) continue;
-        while (i < 4 && strcmp(says[i], key) != 0) i++;
-        if (i == 4) schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' in 'propertyNames' is not supported", key);
+        if (!WORD_IS(key, "pattern", "format", "minLength", "maxLength"))
+            schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' in 'propertyNames' is not supported", key);
         more = true;
     }
     return more;
