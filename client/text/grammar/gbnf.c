@@ -1,7 +1,7 @@
 /* GBNF as expressions: recursive descent. See gbnf.h. */
 #include "client/text/grammar/gbnf.h"
 
-#include <stdlib.h>
+#include <jansson.h>
 #include <string.h>
 
 #include "common/base/units.h"
@@ -10,19 +10,11 @@
 #define NAME_MAX  64
 #define SET_MAX   512
 
-struct name {
-    char text[NAME_MAX + 1];
-    uint32_t rule;
-    size_t line; /* where it was first used */
-};
-
 struct parser {
     struct exprs *x;
     const char *text;
     size_t length, at, line;
-    struct name *names;
-    uint32_t name_count, name_space;
-    uint32_t *table, table_size; /* of numbers plus one, by hash; at most half full */
+    json_t *names; /* of each [its rule, the line where it was first used] */
     uint32_t depth;
 };
 
@@ -58,53 +50,13 @@ static bool is_name(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
 }
 
-static uint32_t hash_name(const char *text, size_t n)
-{
-    uint32_t h = 0x811c9dc5u;
-    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x01000193u;
-    return h;
-}
-
-/* Where a name stands in the table, or would. */
-static uint32_t *find_name(const struct parser *p, const char *text, size_t n)
-{
-    uint32_t at = hash_name(text, n) & (p->table_size - 1);
-    for (; p->table[at]; at = (at + 1) & (p->table_size - 1)) {
-        const char *known = p->names[p->table[at] - 1].text;
-        if (strlen(known) == n && memcmp(known, text, n) == 0) break;
-    }
-    return &p->table[at];
-}
-
-/* Room for one more name. */
-static bool reserve_name(struct parser *p)
-{
-    if (p->name_count < p->name_space) return true;
-    const uint32_t space = p->name_space ? 2 * p->name_space : 32;
-    void *grown = realloc(p->names, space * sizeof *p->names);
-    if (grown) p->names = grown;
-    uint32_t *table = calloc(2 * (size_t)space, sizeof *table);
-    if (!grown || !table) {
-        free(table);
-        exprs_fail(p->x, HELM_E_NOMEM, "no memory for a grammar of %u rules", space);
-        return false;
-    }
-    free(p->table);
-    p->table = table;
-    p->table_size = 2 * space;
-    p->name_space = space;
-    for (uint32_t i = 0; i < p->name_count; i++)
-        *find_name(p, p->names[i].text, strlen(p->names[i].text)) = i + 1;
-    return true;
-}
-
 /* The rule of the name that stands here. */
-static uint32_t read_name(struct parser *p, const char **text)
+static uint32_t read_name(struct parser *p)
 {
+    char name[NAME_MAX + 1];
     const size_t from = p->at;
     while (p->at < p->length && is_name(p->text[p->at])) p->at++;
     const size_t n = p->at - from;
-    *text = "";
     if (n == 0 || n > NAME_MAX) {
         if (n)
             REFUSE(p, HELM_E_LIMIT, "%zu: a name has more than %d characters", p->line, NAME_MAX);
@@ -112,18 +64,14 @@ static uint32_t read_name(struct parser *p, const char **text)
             REFUSE(p, HELM_E_FORMAT, "%zu: a name is missing", p->line);
         return 0;
     }
-    if (!reserve_name(p)) return 0;
-    uint32_t *place = find_name(p, p->text + from, n);
-    if (*place) {
-        *text = p->names[*place - 1].text;
-        return p->names[*place - 1].rule;
-    }
-    struct name *name = &p->names[p->name_count++];
-    *name = (struct name){.line = p->line, .rule = exprs_new_rule(p->x)};
-    memcpy(name->text, p->text + from, n);
-    *place = p->name_count;
-    *text = name->text;
-    return name->rule;
+    memcpy(name, p->text + from, n);
+    name[n] = 0;
+    const json_t *known = json_object_get(p->names, name);
+    if (known) return (uint32_t)json_integer_value(json_array_get(known, 0));
+    const uint32_t rule = exprs_new_rule(p->x);
+    if (json_object_set_new(p->names, name, json_pack("[I, I]", (json_int_t)rule, (json_int_t)p->line)))
+        exprs_fail(p->x, HELM_E_NOMEM, "no memory for a grammar's rules");
+    return rule;
 }
 
 /* ---- texts and classes ---- */
@@ -230,11 +178,10 @@ static uint32_t parse_class(struct parser *p)
 
 static uint32_t parse_alternatives(struct parser *p, bool nested);
 
-static uint32_t parse_item(struct parser *p, bool nested)
+static uint32_t parse_item(struct parser *p)
 {
     const char c = look(p);
     const size_t line = p->line;
-    const char *name;
     if (c == '"') return parse_text(p);
     if (c == '[') return parse_class(p);
     if (c == '.') {
@@ -253,8 +200,7 @@ static uint32_t parse_item(struct parser *p, bool nested)
         p->at++;
         return inner;
     }
-    (void)nested;
-    if (is_name(c)) return expr_rule(p->x, read_name(p, &name));
+    if (is_name(c)) return expr_rule(p->x, read_name(p));
     if (c == '<' || c == '!')
         REFUSE(p, HELM_E_UNSUPPORTED, "%zu: tokens by name or number ('%c') are not supported", line, c);
     else
@@ -313,7 +259,7 @@ static uint32_t parse_alternatives(struct parser *p, bool nested)
         expr_add(p->x, alt, seq);
         for (skip(p, nested); more(p) && look(p) != '|' && look(p) != ')' && look(p) != '\n';
              skip(p, nested)) {
-            const uint32_t item = parse_item(p, nested);
+            const uint32_t item = parse_item(p);
             skip(p, nested);
             expr_add(p->x, seq, parse_repeats(p, item, nested));
         }
@@ -325,20 +271,19 @@ static uint32_t parse_alternatives(struct parser *p, bool nested)
 
 static void parse_rule(struct parser *p)
 {
-    const char *name;
     const size_t line = p->line;
-    const uint32_t rule = read_name(p, &name);
-    char shown[NAME_MAX + 1];
-    strcpy(shown, name); /* names may move */
+    const char *name = p->text + p->at;
+    const uint32_t rule = read_name(p);
+    const int shown = (int)(p->text + p->at - name);
     skip(p, false);
     if (p->x->failed) return;
     if (p->length - p->at < 3 || memcmp(p->text + p->at, "::=", 3) != 0) {
-        REFUSE(p, HELM_E_FORMAT, "%zu: '::=' is missing behind '%s'", line, shown);
+        REFUSE(p, HELM_E_FORMAT, "%zu: '::=' is missing behind '%.*s'", line, shown, name);
         return;
     }
     p->at += 3;
     if (p->x->rules[rule] != EXPR_NONE)
-        REFUSE(p, HELM_E_FORMAT, "%zu: the rule '%s' is defined twice", line, shown);
+        REFUSE(p, HELM_E_FORMAT, "%zu: the rule '%.*s' is defined twice", line, shown, name);
     skip(p, true);
     exprs_define(p->x, rule, parse_alternatives(p, false));
     if (more(p) && look(p) != '\n') REFUSE(p, HELM_E_FORMAT, "%zu: '%c' closes nothing", p->line, look(p));
@@ -347,21 +292,23 @@ static void parse_rule(struct parser *p)
 void gbnf_rules(struct exprs *x, const char *text, size_t length, const char *const *names, uint32_t *rules,
                 size_t count)
 {
-    struct parser p = {.x = x, .text = text, .length = length, .line = 1};
+    struct parser p = {.x = x, .text = text, .length = length, .line = 1, .names = json_object()};
+    const char *name;
+    json_t *rule;
     for (skip(&p, true); more(&p); skip(&p, true)) parse_rule(&p);
-    for (uint32_t i = 0; i < p.name_count && !x->failed; i++)
-        if (x->rules[p.names[i].rule] == EXPR_NONE)
-            exprs_fail(x, HELM_E_FORMAT, "grammar, line %zu: the rule '%s' is not defined", p.names[i].line,
-                       p.names[i].text);
-    for (size_t i = 0; i < count && !x->failed; i++) {
-        const uint32_t at = p.name_count ? *find_name(&p, names[i], strlen(names[i])) : 0;
-        if (!at)
-            exprs_fail(x, HELM_E_FORMAT, "the grammar has no rule '%s', which it must begin with", names[i]);
-        else
-            rules[i] = p.names[at - 1].rule;
+    json_object_foreach(p.names, name, rule)
+    {
+        if (!x->failed && x->rules[json_integer_value(json_array_get(rule, 0))] == EXPR_NONE)
+            exprs_fail(x, HELM_E_FORMAT, "grammar, line %lld: the rule '%s' is not defined",
+                       (long long)json_integer_value(json_array_get(rule, 1)), name);
     }
-    free(p.names);
-    free(p.table);
+    for (size_t i = 0; i < count && !x->failed; i++) {
+        rule = json_object_get(p.names, names[i]);
+        if (!rule)
+            exprs_fail(x, HELM_E_FORMAT, "the grammar has no rule '%s', which it must begin with", names[i]);
+        rules[i] = (uint32_t)json_integer_value(json_array_get(rule, 0));
+    }
+    json_decref(p.names);
 }
 
 uint32_t gbnf_parse(struct exprs *x, const char *text, size_t length)

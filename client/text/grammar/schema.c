@@ -382,37 +382,18 @@ static uint32_t body(struct schema *s, const json_t *node)
 
 /* ---- nodes ---- */
 
-/* Where a node stands in the table, or would. */
-static struct schema_rule *find_rule(const struct schema *s, const json_t *node)
-{
-    uint32_t at = (uint32_t)(((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 32) & (s->rule_space - 1);
-    while (s->rule[at].node && s->rule[at].node != node) at = (at + 1) & (s->rule_space - 1);
-    return &s->rule[at];
-}
-
 /* The rule of a node. *known: it was visited before. */
 static uint32_t remember(struct schema *s, const json_t *node, bool *known)
 {
-    if (2 * s->rule_count >= s->rule_space) {
-        const struct schema before = *s;
-        s->rule_space = before.rule_space ? 2 * before.rule_space : 64;
-        s->rule = calloc(s->rule_space, sizeof *s->rule);
-        if (!s->rule) {
-            s->rule = before.rule;
-            s->rule_space = before.rule_space;
-            exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
-            return 0;
-        }
-        for (uint32_t i = 0; i < before.rule_space; i++)
-            if (before.rule[i].node) *find_rule(s, before.rule[i].node) = before.rule[i];
-        free(before.rule);
-    }
-    struct schema_rule *rule = find_rule(s, node);
-    *known = rule->node != NULL;
-    if (*known) return rule->rule;
-    *rule = (struct schema_rule){node, exprs_new_rule(s->x)};
-    s->rule_count++;
-    return rule->rule;
+    char key[24];
+    snprintf(key, sizeof key, "%p", (const void *)node);
+    const json_t *found = json_object_get(s->rules, key);
+    *known = found != NULL;
+    if (found) return (uint32_t)json_integer_value(found);
+    const uint32_t rule = exprs_new_rule(s->x);
+    if (json_object_set_new(s->rules, key, json_integer(rule)))
+        exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    return rule;
 }
 
 uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
@@ -446,13 +427,13 @@ uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
 
 int schema_compile(struct exprs *x, const json_t *schema, uint32_t *root, struct helm_err *err)
 {
-    struct schema s = {.x = x, .document = schema, .made = json_array()};
+    struct schema s = {.x = x, .document = schema, .made = json_array(), .rules = json_object()};
     if (!s.made) return helm_fail(err, HELM_E_NOMEM, "no memory for a schema");
     x->place = s.path;
     *root = schema_node(&s, schema, "");
     x->place = NULL;
     json_decref(s.made);
-    free(s.rule);
+    json_decref(s.rules);
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }
 

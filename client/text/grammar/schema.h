@@ -56,16 +56,11 @@ enum schema_type {
     SCHEMA_ALL = 127
 };
 
-struct schema_rule {
-    const json_t *node;
-    uint32_t rule;
-};
 struct schema {
     struct exprs *x;
     const json_t *document;
-    struct schema_rule *rule; /* by hash, of nodes that were visited; they may refer to each other */
-    uint32_t rule_count, rule_space;
-    json_t *made; /* list of merged schemas, which the rules are known by */
+    json_t *rules; /* by address, of nodes that were visited; they may refer to each other */
+    json_t *made;  /* list of merged schemas, which the rules are known by */
     uint32_t depth, visited;
     char path[SCHEMA_PATH_MAX];
 };
