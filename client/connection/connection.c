@@ -337,6 +337,13 @@ static int check_deadlines(struct helm_client *client)
     return handled;
 }
 
+/* Milliseconds until then, rounded up; 0: it is past. */
+static int ms_until(uint64_t until)
+{
+    const uint64_t now = units_now_us();
+    return now >= until ? 0 : (int)((until - now + 999) / 1000);
+}
+
 /* Handles all that is there, without waiting: how many things, or HELM_E_PEER. */
 static int handle_all(struct helm_client *client)
 {
@@ -369,12 +376,8 @@ int helm_dispatch(struct helm_client *client, int timeout_ms, struct helm_err *e
             rc = 0;
             break;
         }
-        int left = -1;
-        if (timeout_ms > 0) {
-            uint64_t now = units_now_us();
-            if (now >= until) break;
-            left = (int)((until - now + 999) / 1000);
-        }
+        const int left = timeout_ms > 0 ? ms_until(until) : -1;
+        if (left == 0) break;
         struct pollfd p = {.fd = client->epoll_fd, .events = POLLIN};
         if (poll(&p, 1, left) < 0) {
             rc = errno == EINTR ? helm_fail(err, HELM_E_CANCELLED, "interrupted by a signal")
@@ -390,14 +393,10 @@ int helm_wait(struct helm_client *client, uint64_t request, int timeout_ms, stru
 {
     uint64_t until = timeout_ms >= 0 ? units_now_us() + (uint64_t)timeout_ms * 1000 : 0;
     while (connection_find_request(client, request)) {
-        int left = -1;
-        if (timeout_ms >= 0) {
-            uint64_t now = units_now_us();
-            if (now >= until)
-                return helm_fail(err, HELM_E_PEER, "request %llu is not over after %d ms",
-                                 (unsigned long long)request, timeout_ms);
-            left = (int)((until - now + 999) / 1000);
-        }
+        const int left = timeout_ms >= 0 ? ms_until(until) : -1;
+        if (left == 0)
+            return helm_fail(err, HELM_E_PEER, "request %llu is not over after %d ms",
+                             (unsigned long long)request, timeout_ms);
         int rc = helm_dispatch(client, left, err);
         if (rc < 0) return rc;
     }
@@ -421,12 +420,12 @@ int connection_ask(struct helm_client *client, Helm__V1__Request *message,
     rc = connection_send(client, message, number, err);
     if (rc < 0) goto out;
     while (!(entry = connection_find_request(client, number))->answer) {
-        uint64_t now = units_now_us();
-        if (now >= until) {
+        const int left = ms_until(until);
+        if (left == 0) {
             rc = helm_fail(err, HELM_E_PEER, "no answer from %s within %d ms", client->endpoint, timeout_ms);
             goto out;
         }
-        rc = helm_dispatch(client, (int)((until - now + 999) / 1000), err);
+        rc = helm_dispatch(client, left, err);
         if (rc < 0 && !connection_find_request(client, number)->answer) goto out;
     }
     rc = 0;
@@ -452,6 +451,17 @@ static int watch_fd(struct helm_client *client, int fd, struct helm_err *err)
     struct epoll_event event = {.events = EPOLLIN, .data = {.fd = fd}};
     if (epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) return helm_fail_errno(err, "epoll_ctl");
     return 0;
+}
+
+static int open_descriptors(struct helm_client *client, struct helm_err *err)
+{
+    client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    client->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    client->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (client->epoll_fd < 0 || client->event_fd < 0 || client->timer_fd < 0)
+        return helm_fail_errno(err, "opening descriptors for %s", client->endpoint);
+    const int rc = watch_fd(client, client->event_fd, err);
+    return rc < 0 ? rc : watch_fd(client, client->timer_fd, err);
 }
 
 static int watch_socket(struct helm_client *client, void *socket, struct helm_err *err)
@@ -514,44 +524,25 @@ static int connect_with(const char *endpoint, const char *daemon_public_key, con
 {
     struct helm_client *client = calloc(1, sizeof *client);
     struct helm_status *status = NULL;
-    int rc;
     *out = NULL;
     if (!client) return helm_fail(err, HELM_E_NOMEM, "no memory for a connection");
     client->epoll_fd = client->event_fd = client->timer_fd = -1;
-    if (endpoint) {
-        rc = endpoint_check(endpoint, daemon_public_key != NULL, err);
-        if (rc < 0) goto out;
-        memcpy(client->endpoint, endpoint, strlen(endpoint) + 1);
-    } else {
-        rc = helm_default_endpoint(client->endpoint, err);
-        if (rc == 0) rc = endpoint_check(client->endpoint, daemon_public_key != NULL, err);
-        if (rc < 0) goto out;
-    }
-    rc = endpoint_probe(client->endpoint, err);
-    if (rc < 0) goto out;
-    client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    client->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    client->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (client->epoll_fd < 0 || client->event_fd < 0 || client->timer_fd < 0) {
-        rc = helm_fail_errno(err, "opening descriptors for %s", client->endpoint);
-        goto out;
-    }
-    rc = watch_fd(client, client->event_fd, err);
-    if (rc == 0) rc = watch_fd(client, client->timer_fd, err);
+    int rc = endpoint ? 0 : helm_default_endpoint(client->endpoint, err);
+    if (rc == 0) rc = endpoint_check(endpoint ? endpoint : client->endpoint, daemon_public_key != NULL, err);
+    if (rc == 0 && endpoint) strcpy(client->endpoint, endpoint);
+    if (rc == 0) rc = endpoint_probe(client->endpoint, err);
+    if (rc == 0) rc = open_descriptors(client, err);
     if (rc == 0) rc = open_sockets(client, err);
     if (rc == 0 && daemon_public_key) rc = set_keys(client, daemon_public_key, secret_key, err);
-    if (rc < 0) goto out;
-    if (zmq_connect(client->socket, client->endpoint) < 0) {
+    if (rc == 0 && zmq_connect(client->socket, client->endpoint) < 0)
         rc = helm_fail(err, HELM_E_NOT_FOUND, "connecting to %s: %s", client->endpoint, zmq_strerror(errno));
-        goto out;
-    }
-    rc = helm_status(client, timeout_ms > 0 ? timeout_ms : HELM_CONNECT_TIMEOUT_MS, &status, err);
+    if (rc == 0)
+        rc = helm_status(client, timeout_ms > 0 ? timeout_ms : HELM_CONNECT_TIMEOUT_MS, &status, err);
     if (rc == 0 && client->lost) rc = lost_result(client, err);
     if (rc == HELM_E_PEER && client->lost && !client->connected) {
         if (err) err->code = HELM_E_NOT_FOUND;
         rc = HELM_E_NOT_FOUND;
     }
-out:
     free(status);
     if (rc < 0) helm_disconnect(&client);
     *out = client;
