@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/formats/convert.h"
 #include "tools/mkmodel/mkmodel.h"
 
 /* A well-mixed function of a counter (the finaliser of the SplitMix64 generator). */
@@ -38,15 +39,8 @@ static double normal_quantile(double p)
     return 0.5 * (low + high);
 }
 
-/* float32 to the nearest value of 8 or 11 significant bits, ties to even. Values here are normal in both
- * types or small enough that fp16 rounds them among its subnormals. */
-static uint16_t to_bf16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
+/* To the nearest value of 11 significant bits, ties to even. Values here are normal in both types or small
+ * enough that fp16 rounds them among its subnormals. */
 static uint16_t to_f16(double value)
 {
     uint16_t sign = value < 0 ? 0x8000 : 0;
@@ -74,8 +68,8 @@ void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_nor
         double step = spread * normal->quantile[i];
         double low = mean + step, high = mean - step; /* step is negative: the lower half, mirrored */
         bool half = dtype == DTYPE_F16;
-        values->level[i] = half ? to_f16(low) : to_bf16((float)low);
-        values->level[MKMODEL_LEVELS - 1 - i] = half ? to_f16(high) : to_bf16((float)high);
+        values->level[i] = half ? to_f16(low) : convert_f32_bf16((float)low);
+        values->level[MKMODEL_LEVELS - 1 - i] = half ? to_f16(high) : convert_f32_bf16((float)high);
     }
 }
 

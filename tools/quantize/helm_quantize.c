@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "common/base/args.h"
 #include "common/base/cpu.h"
@@ -103,13 +102,6 @@ static bool report(void *context, const struct rewrite_tensor *t)
     return !interrupt_noted();
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* ---- the whole ---- */
 
 static int check_output(const struct options *o, const struct model *model, struct helm_err *err)
@@ -133,7 +125,7 @@ static int write_model(const struct options *o, const struct model *model, const
     struct rewrite rewrite = {0};
     struct reporting sums = {0};
     const struct rewrite_run run = {(uint32_t)o->threads, report, &sums, interrupt_noted};
-    const double begin = seconds();
+    const uint64_t begin = units_now_ns();
     char size[UNITS_TEXT];
     const bool interleaved = arch_of(&model->config)->gguf_interleaved;
     if (model->config.delta.value_heads)
@@ -149,7 +141,7 @@ static int write_model(const struct options *o, const struct model *model, const
         rc = helm_fail(err, HELM_E_MISMATCH, "%s names no matrix of this model", o->imatrix);
     if (!rc) rc = rewrite_file(&rewrite, o->out, &values, &run, err);
     if (!rc) {
-        const double took = seconds() - begin;
+        const double took = (double)(units_now_ns() - begin) * 1e-9;
         printf("%s: %s, %.2f bits a weight%s", o->out, units_format_size(sums.bytes, size),
                8 * (double)sums.bytes / (double)sums.values, sums.all > 0 ? ", error " : "");
         if (sums.all > 0) printf("%.5f", sqrt(sums.off / sums.all));
