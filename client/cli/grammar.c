@@ -6,9 +6,6 @@
 
 #include "client/text/answer/markers.h"
 #include "client/text/grammar/engine.h"
-#include "client/text/grammar/gbnf.h"
-#include "client/text/grammar/regex.h"
-#include "client/text/grammar/schema.h"
 #include "common/base/file.h"
 
 void grammar_fill_table(struct grammar_options *options, struct args_option table[GRAMMAR_OPTION_COUNT])
@@ -33,24 +30,6 @@ const char *grammar_check(const struct grammar_options *o, bool ignore_eos)
     return NULL;
 }
 
-/* The grammar as a message of the final channel. */
-static int open_final(const struct cli *cli, const struct reasoning_tags *tags, enum reasoning_at at,
-                      const char *text, size_t length, struct grammar_options *o, struct helm_err *err)
-{
-    struct exprs x = {0};
-    uint32_t root = 0;
-    int rc = 0;
-    if (o->json_schema)
-        rc = schema_parse(&x, text, length, &root, err);
-    else
-        root = o->regex ? regex_parse(&x, text, length, REGEX_WHOLE) : gbnf_parse(&x, text, length);
-    if (rc == 0) root = markers_final(&x, cli->tok, tags, at, root);
-    if (rc == 0 && x.failed) rc = helm_fail(err, x.failed, "%s", x.err.text);
-    if (rc == 0) rc = grammar_open_exprs(o->vocabulary, &x, root, &o->opened, err);
-    exprs_free(&x);
-    return rc;
-}
-
 int grammar_open(const struct cli *cli, const struct reasoning_tags *tags, enum reasoning_at at,
                  struct grammar_options *o, struct helm_err *err)
 {
@@ -59,6 +38,8 @@ int grammar_open(const struct cli *cli, const struct reasoning_tags *tags, enum 
                                         : o->regex     ? HELM_GRAMMAR_REGEX
                                                        : HELM_GRAMMAR_GBNF;
     struct helm_model_info *info = NULL;
+    struct exprs x = {0};
+    uint32_t root = 0;
     char *text = NULL;
     size_t length = o->regex ? strlen(o->regex) : 0, ends = 0;
     uint32_t end[64 + ENDS_MAX];
@@ -72,11 +53,12 @@ int grammar_open(const struct cli *cli, const struct reasoning_tags *tags, enum 
         if (cli->ends.ids[i] < info->vocab) end[ends++] = cli->ends.ids[i];
     if (rc == 0) rc = helm_vocabulary_open(cli->tok, end, ends, info->vocab, &o->vocabulary, err);
     if (rc == 0) {
-        rc = tags && !tags->open
-                 ? open_final(cli, tags, at, file ? text : o->regex, length, o, err)
-                 : helm_grammar_open(o->vocabulary, kind, file ? text : o->regex, length, &o->opened, err);
+        rc = grammar_read(&x, kind, file ? text : o->regex, length, &root, err);
+        if (rc == 0 && tags) root = markers_final(&x, cli->tok, tags, at, root);
+        if (rc == 0) rc = grammar_open_exprs(o->vocabulary, &x, root, &o->opened, err);
         if (rc < 0 && file) rc = helm_err_prefix(err, "%s", file);
     }
+    exprs_free(&x);
     free(info);
     free(text);
     return rc;

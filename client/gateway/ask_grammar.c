@@ -9,8 +9,7 @@
 #include "client/gateway/ask.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/tool_grammar.h"
-#include "client/text/grammar/gbnf.h"
-#include "client/text/grammar/regex.h"
+#include "client/text/grammar/engine.h"
 #include "client/text/grammar/schema.h"
 
 /* ---- fields ---- */
@@ -128,13 +127,6 @@ bool ask_take_tool_choice(struct ask_reader *r, const json_t *value)
                   "\"function\": {\"name\": ...}} and {\"type\": \"allowed_tools\", ...}");
 }
 
-static bool has_tool(const json_t *tools, const char *name)
-{
-    for (size_t i = 0; i < json_array_size(tools); i++)
-        if (strcmp(tool_name(json_array_get(tools, i)), name) == 0) return true;
-    return false;
-}
-
 static bool allows(const json_t *allowed, const char *name)
 {
     for (size_t i = 0; i < json_array_size(allowed); i++) {
@@ -152,7 +144,7 @@ bool ask_choose_tools(struct ask_reader *r)
         const json_t *choice = json_array_get(r->allowed_tools, i);
         const char *type = json_string_value(json_object_get(choice, "type")), *name = chosen_name(choice);
         if (type && strcmp(type, "function") != 0) continue; /* left out of the tools, too */
-        if (!name || !has_tool(ask->tools, name))
+        if (!name || !answer_has_tool(ask->tools, name))
             return refuse(r->refusal, 400, "invalid_value", "tool_choice",
                           "'tool_choice' allows '%.64s', which is not in 'tools'", name ? name : "");
     }
@@ -181,21 +173,12 @@ static char *make_key(const struct ask_reader *r)
 
 static int format_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
 {
-    const char *text = json_string_value(r->format_value);
-    const size_t length = json_string_length(r->format_value);
-    switch (r->format) {
-    case ASK_FORMAT_SCHEMA:
-        return schema_compile(x, r->format_value, out, err);
-    case ASK_FORMAT_REGEX:
-        *out = regex_parse(x, text, length, REGEX_WHOLE);
-        break;
-    case ASK_FORMAT_GBNF:
-        *out = gbnf_parse(x, text, length);
-        break;
-    default:
-        *out = json_any(x, ANY_OBJECT);
-    }
-    return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
+    const enum helm_grammar_kind kind = r->format == ASK_FORMAT_REGEX  ? HELM_GRAMMAR_REGEX
+                                        : r->format == ASK_FORMAT_GBNF ? HELM_GRAMMAR_GBNF
+                                                                       : HELM_GRAMMAR_JSON_OBJECT;
+    if (r->format == ASK_FORMAT_SCHEMA) return schema_compile(x, r->format_value, out, err);
+    return grammar_read(x, kind, json_string_value(r->format_value), json_string_length(r->format_value), out,
+                        err);
 }
 
 /* A format, where the model's answer has it. */
@@ -274,14 +257,13 @@ bool ask_make_grammar(struct ask_reader *r)
     if (r->forces_call && !ask->tools)
         return refuse(r->refusal, 400, "invalid_value", "tool_choice",
                       "'tool_choice' forces a call, and there are no 'tools'");
-    if (r->forced_tool && !has_tool(ask->tools, r->forced_tool))
+    if (r->forced_tool && !answer_has_tool(ask->tools, r->forced_tool))
         return refuse(r->refusal, 400, "invalid_value", "tool_choice",
                       "'tool_choice' names '%.64s', which is not in 'tools'", r->forced_tool);
     if (r->forces_call && r->format != ASK_FORMAT_NONE)
         return refuse(r->refusal, 400, "invalid_value", "tool_choice",
                       "'tool_choice' forces a call, and '%s' says what the answer is", r->format_param);
-    if (r->format == ASK_FORMAT_NONE && !r->forces_call &&
-        !(ask->tools && tool_grammar_is_strict(ask->tools)))
+    if (r->format == ASK_FORMAT_NONE && !r->forces_call && !(ask->tools && answer_any_strict(ask->tools)))
         return true;
     const char *param = r->format != ASK_FORMAT_NONE ? r->format_param
                         : r->forces_call             ? "tool_choice"

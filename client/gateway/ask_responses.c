@@ -7,6 +7,7 @@
 
 #include "client/gateway/ask.h"
 #include "client/gateway/gateway.h"
+#include "client/text/answer/answer.h"
 
 #define METADATA_PAIRS_MAX 16
 #define METADATA_KEY_MAX   64
@@ -255,17 +256,6 @@ static bool take_format(struct ask_reader *r, const json_t *value)
         return refuse(r->refusal, 400, "missing_parameter", r->param, "'text.format' lacks 'schema'");
     return ask_take_json_schema(r, schema);
 }
-static bool is_offered(const json_t *list, const char *name)
-{
-    size_t index;
-    const json_t *tool;
-    json_array_foreach(list, index, tool)
-    {
-        const char *other = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-        if (other && strcmp(other, name) == 0) return true;
-    }
-    return false;
-}
 
 /* {"type": "function", "name", ...} as chat has it, one level deeper. A name that two namespaces have is
  * offered with the second one's before it. */
@@ -279,7 +269,7 @@ static bool add_function(struct ask_reader *r, const json_t *tool, const char *s
         if (member && !json_is_null(member)) json_object_set(function, keys[i], member);
     }
     if (space && json_is_string(name)) {
-        const bool taken = is_offered(ask->made, json_string_value(name));
+        const bool taken = answer_has_tool(ask->made, json_string_value(name));
         json_t *offered = taken ? json_sprintf("%s__%s", space, json_string_value(name)) : json_incref(name);
         if (!ask->spaces) ask->spaces = json_object();
         json_object_set_new(ask->spaces, json_string_value(offered),

@@ -23,13 +23,6 @@ bool tool_is_strict(const json_t *tool)
     return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 }
 
-bool tool_grammar_is_strict(const json_t *tools)
-{
-    for (size_t i = 0; i < json_array_size(tools); i++)
-        if (tool_is_strict(json_array_get(tools, i))) return true;
-    return false;
-}
-
 /* ---- one call ---- */
 
 static int json_arguments(struct exprs *x, const json_t *tool, uint32_t *out, struct helm_err *err)

@@ -24,8 +24,6 @@ HELM_MUST_CHECK int tool_grammar_calls(struct exprs *exprs, const struct tool_wi
 /* The same, or text without calls, or (where calls have markers) text in front of them. */
 HELM_MUST_CHECK int tool_grammar_free(struct exprs *exprs, const struct tool_wish *wish, uint32_t *out,
                                       struct helm_err *err);
-/* Whether some tool is strict. */
-bool tool_grammar_is_strict(const json_t *tools);
 bool tool_is_strict(const json_t *tool);
 const char *tool_name(const json_t *tool);
 

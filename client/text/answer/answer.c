@@ -70,6 +70,17 @@ bool answer_has_tool(const json_t *tools, const char *name)
     return false;
 }
 
+bool answer_any_strict(const json_t *tools)
+{
+    size_t index;
+    const json_t *tool;
+    json_array_foreach(tools, index, tool)
+    {
+        if (json_is_true(json_object_get(json_object_get(tool, "function"), "strict"))) return true;
+    }
+    return false;
+}
+
 /* ---- the whole ---- */
 
 static void take(struct answer *a, const char *data, size_t length)

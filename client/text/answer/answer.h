@@ -46,6 +46,10 @@ bool answer_is_thinking(const struct answer *answer);
 bool answer_is_calling(const struct answer *answer);
 void answer_close(struct answer *answer); /* NULL is allowed */
 
+/* Whether a tool of this name is among a request's, and whether some are strict: then only what a grammar
+ * writes as a call is one. */
+bool answer_has_tool(const json_t *tools, const char *name);
+bool answer_any_strict(const json_t *tools);
 /* Whether the tool's schema says that a parameter is a text and nothing else: syntaxes of parameters write it
  * bare then. */
 bool answer_parameter_is_text(const json_t *tools, const char *tool, const char *key);

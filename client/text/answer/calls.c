@@ -50,22 +50,12 @@ static size_t find_marker(struct answer *a, size_t *bytes, size_t *held)
     return first;
 }
 
-/* Whether a tool's arguments have to fit its schema: then only what a grammar writes as a call is one. */
-static bool any_strict(const json_t *tools)
-{
-    size_t index;
-    const json_t *tool;
-    json_array_foreach(tools, index, tool) if (json_is_true(json_object_get(json_object_get(tool, "function"),
-                                                                            "strict"))) return true;
-    return false;
-}
-
 /* Models of families with markers leave them out: the answer may begin with an object, or a list of them. */
 static bool begins_bare(struct answer *a)
 {
     const size_t at = answer_blanks(&a->rest, 0);
     if (a->wish.calls->form != CALL_OBJECT || a->spoke || a->count || at >= a->rest.length ||
-        !strchr("{[", a->rest.data[at]) || any_strict(a->wish.tools))
+        !strchr("{[", a->rest.data[at]) || answer_any_strict(a->wish.tools))
         return false;
     a->marker = at;
     a->bare = true;
@@ -104,7 +94,7 @@ static bool step_whole(struct answer *a)
         return false;
     if (tag == CALL_FOUND) at += strlen(python_tag);
     if (tag != CALL_FOUND &&
-        (at >= a->rest.length || !strchr(any_strict(a->wish.tools) ? "{" : "{[", a->rest.data[at]))) {
+        (at >= a->rest.length || !strchr(answer_any_strict(a->wish.tools) ? "{" : "{[", a->rest.data[at]))) {
         a->state = CALL_PLAIN;
         return true;
     }

@@ -123,7 +123,6 @@ size_t answer_partial(const struct cli_text *text, const char *marker);
 /* Whether `literal` is at text[at]. CALL_MORE: as far as there is text. */
 enum call_found answer_literal(const struct answer *a, size_t at, const char *literal);
 const char *answer_tool_name(const json_t *tool); /* NULL: it has none */
-bool answer_has_tool(const json_t *tools, const char *name);
 
 /* ---- thinking.c, harmony.c, calls.c: more text; a->last: the end ---- */
 

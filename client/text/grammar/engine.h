@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "client/text/grammar/grammar.h"
 #include "client/text/grammar/stacks.h"
 #include "client/text/grammar/vocabulary.h"
 #include "client/text/grammar/walk.h"
@@ -34,6 +35,9 @@ struct helm_matcher {
     struct walk_level *level; /* [longest + 2] */
 };
 
+/* A grammar's text as expressions, which are the caller's also after a failure. */
+HELM_MUST_CHECK int grammar_read(struct exprs *exprs, enum helm_grammar_kind kind, const char *text,
+                                 size_t length, uint32_t *root, struct helm_err *err);
 /* A grammar of these expressions. exprs_free is the caller's either way. */
 HELM_MUST_CHECK int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct exprs *exprs,
                                        uint32_t root, struct helm_grammar **out, struct helm_err *err);

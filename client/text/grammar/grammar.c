@@ -58,33 +58,38 @@ int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct ex
     return 0;
 }
 
-int helm_grammar_open(const struct helm_vocabulary *vocabulary, enum helm_grammar_kind kind, const char *text,
-                      size_t length, struct helm_grammar **out, struct helm_err *err)
+int grammar_read(struct exprs *exprs, enum helm_grammar_kind kind, const char *text, size_t length,
+                 uint32_t *root, struct helm_err *err)
 {
-    struct exprs exprs = {0};
-    uint32_t root = 0;
-    int rc = 0;
-    *out = NULL;
     if (kind == HELM_GRAMMAR_JSON_OBJECT) length = 0;
     if (length > HELM_GRAMMAR_TEXT_LIMIT)
         return helm_fail(err, HELM_E_LIMIT, "a grammar of %zu bytes exceeds the limit of %zu", length,
                          HELM_GRAMMAR_TEXT_LIMIT);
     switch (kind) {
     case HELM_GRAMMAR_JSON_OBJECT:
-        root = json_any(&exprs, ANY_OBJECT);
+        *root = json_any(exprs, ANY_OBJECT);
         break;
     case HELM_GRAMMAR_JSON_SCHEMA:
-        rc = schema_parse(&exprs, text, length, &root, err);
-        break;
+        return schema_parse(exprs, text, length, root, err);
     case HELM_GRAMMAR_REGEX:
-        root = regex_parse(&exprs, text, length, REGEX_WHOLE);
+        *root = regex_parse(exprs, text, length, REGEX_WHOLE);
         break;
     case HELM_GRAMMAR_GBNF:
-        root = gbnf_parse(&exprs, text, length);
+        *root = gbnf_parse(exprs, text, length);
         break;
     default:
-        rc = helm_fail(err, HELM_E_USAGE, "there is no grammar of kind %d", (int)kind);
+        return helm_fail(err, HELM_E_USAGE, "there is no grammar of kind %d", (int)kind);
     }
+    return exprs->failed ? helm_fail(err, exprs->failed, "%s", exprs->err.text) : 0;
+}
+
+int helm_grammar_open(const struct helm_vocabulary *vocabulary, enum helm_grammar_kind kind, const char *text,
+                      size_t length, struct helm_grammar **out, struct helm_err *err)
+{
+    struct exprs exprs = {0};
+    uint32_t root = 0;
+    *out = NULL;
+    int rc = grammar_read(&exprs, kind, text, length, &root, err);
     if (!rc) rc = grammar_open_exprs(vocabulary, &exprs, root, out, err);
     exprs_free(&exprs);
     return rc;
