@@ -141,7 +141,8 @@ int main(int argc, char **argv)
     mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
     /* Workers compute with one thread of OpenBLAS (gemm_openblas.c). Before their main it would make one for
      * each processor, and each of them spins for tens of milliseconds. A value that the user sets is kept. */
-    setenv(BLAS_THREADS, "1", 0);
+    const char *const given = getenv(BLAS_THREADS);
+    setenv(BLAS_THREADS, "1", !given || !*given);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);

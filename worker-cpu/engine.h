@@ -47,7 +47,8 @@ struct engine {
 };
 extern const struct worker_engine_ops cpu_engine_ops;
 
-/* Of a struct engine's base. Zero-initialise the struct, then load. On failure everything is released. */
+/* `engine`: the base of a struct engine. Zero-initialise the struct, then load. On failure everything is
+ * released. */
 HELM_MUST_CHECK int engine_load(struct worker_engine *engine, const struct arena *arena,
                                 const struct engine_options *options, struct helm_err *err);
 /* Runs the step in ring slot serial % ARENA_STEP_RING and fills in its result; announces nothing. */

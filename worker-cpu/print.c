@@ -1,4 +1,4 @@
-/* Printing programs. See print.h. */
+/* Printing programs. See engine.h. */
 
 #include <stdlib.h>
 #include <string.h>

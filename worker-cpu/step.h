@@ -18,7 +18,7 @@ struct step_programs {
      * to program.few; empty in an invariant plan, whose own are so. */
     struct program apart[PLAN_PHASES_MAX], head_apart;
     /* Programs of the layers that make drafts, where this processor has the head: by the step's hidden
-     * states, and by those of drafts; their heads (drafts.h). Empty in a plan without */
+     * states, and by those of drafts; their heads (step.c). Empty in a plan without */
     struct program drafts_first[OP_TIER_COUNT], drafts_next[OP_TIER_FEW + 1], drafts_one, drafts_many;
 };
 

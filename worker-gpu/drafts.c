@@ -1,4 +1,4 @@
-/* Drafts by the model's own layer. See drafts.h. */
+/* Drafts by the model's own layer. See engine.h. */
 
 #include "common/base/units.h"
 #include "common/worker/drafting.h"

@@ -1,4 +1,4 @@
-/* Printing programs and devices. See print.h. */
+/* Printing programs and devices. See engine.h. */
 #include "worker-gpu/engine.h"
 
 #include <jansson.h>

@@ -1,4 +1,4 @@
-/* Running one step. See step.h.
+/* Running one step. See engine.h.
  *
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
  * chunk), add what draws need (draw.c) and the next step if that follows (follow.h), wait for the end word,

@@ -102,6 +102,10 @@ static int save_to(struct cli *cli, struct session_head *head, const char *path)
         const int fd = n < PATH_MAX ? open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
         file = fd < 0 ? NULL : fdopen(fd, "w");
         if (!file) rc = helm_fail_errno(&err, "cannot be written");
+        if (!file && fd >= 0) {
+            close(fd);
+            unlink(beside);
+        }
     }
     if (!rc) rc = save_pages(cli, &s, head, file, &signal_number, &err);
     if (s.id && session_close(cli->client, &s, &ignored))

@@ -261,7 +261,7 @@ static void name_family(const char *architecture, char family[64])
     for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
 }
 
-/* What Ollama says of a model; zeroes of one that is not known. */
+/* A model's details as Ollama gives them; zeroes of one that is not known. */
 static void add_details(struct cli_text *out, const struct gateway *g, const struct helm_model_info *info)
 {
     char family[64];

@@ -76,10 +76,11 @@ int cli_read_all(int fd, const char *what, char **text, size_t *length, struct h
     while (!rc && (n = read(fd, part, sizeof part)) != 0) {
         if (n > 0) cli_text_add(&all, part, (size_t)n);
         if (n < 0 && errno != EINTR) rc = helm_fail_errno(err, "reading %s", what);
-        if (all.failed) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
+        if (all.failed) break;
         if (all.length > CLI_TEXT_MAX)
             rc = helm_fail(err, HELM_E_LIMIT, "%s is longer than %zu bytes", what, CLI_TEXT_MAX);
     }
+    if (!rc && all.failed) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", what);
     if (rc) {
         cli_text_free(&all);
         return rc;

@@ -133,10 +133,11 @@ static struct cli_value HELM_PRINTF(1, 2) number(const char *fmt, ...)
     return value;
 }
 
-/* JSON has no infinity: a token of probability zero gets the lowest value of a float. */
+/* JSON has no infinity: a token of probability zero gets the lowest value of a float, and so does what is
+ * beyond. So a number's digits have room. */
 static double in_json(double value)
 {
-    return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
+    return fabs(value) <= 3.4e38 ? value : value > 0 ? 3.4e38 : -3.4e38;
 }
 
 struct cli_value cli_value_integer(int64_t value)
@@ -156,12 +157,25 @@ struct cli_value cli_value_fixed(double value, int digits)
     return number("%.*f", digits, in_json(value));
 }
 
-/* The text's characters; `other` in the place of those that may not be shown. */
-static void add_clean(struct cli_text *to, const struct cli_value *v, const char *other)
+/* The text's characters; "?" in the place of those that may not be shown. */
+static void add_clean(struct cli_text *to, const struct cli_value *v)
 {
     for (size_t at = 0, bytes; at < v->length; at += bytes ? bytes : 1) {
         bytes = printable_character(v->text + at, v->length - at);
-        cli_text_add(to, bytes ? v->text + at : other, bytes ? bytes : strlen(other));
+        cli_text_add(to, bytes ? v->text + at : "?", bytes ? bytes : 1);
+    }
+}
+
+/* The same text with U+FFFD for each run of bytes that begins no character. */
+static void add_valid(struct cli_text *to, const struct cli_value *v)
+{
+    for (size_t at = 0, bytes; at < v->length; at += bytes) {
+        enum utf8_state state;
+        bytes = utf8_step(v->text + at, v->length - at, &state);
+        if (state == UTF8_VALID)
+            cli_text_add(to, v->text + at, bytes);
+        else
+            cli_text_add(to, "\xEF\xBF\xBD", 3);
     }
 }
 
@@ -171,11 +185,11 @@ static void add_value(struct cli_text *to, const struct cli_value *v)
     if (v->kind == CLI_VALUE_PLAIN) {
         cli_text_add(to, v->text ? v->text : v->number, v->length);
     } else if (v->kind == CLI_VALUE_CLEAN) {
-        add_clean(to, v, "?");
+        add_clean(to, v);
     } else if (utf8_is_valid(v->text, v->length)) {
         cli_text_json(to, v->text, v->length);
     } else { /* a few bytes of a file's name, say */
-        add_clean(&clean, v, "\xEF\xBF\xBD");
+        add_valid(&clean, v);
         cli_text_json(to, clean.data, clean.length);
         to->failed |= clean.failed;
         cli_text_free(&clean);

@@ -135,6 +135,7 @@ bool file_pwrite_all(int fd, const void *bytes, size_t length, uint64_t offset)
     for (const char *at = bytes; length;) {
         const ssize_t wrote = pwrite(fd, at, length, (off_t)offset);
         if (wrote < 0 && errno == EINTR) continue;
+        if (wrote == 0) errno = EIO; /* a file that takes nothing, and does not say why */
         if (wrote <= 0) return false;
         at += wrote;
         offset += (uint64_t)wrote;

@@ -26,7 +26,9 @@ static int try_ring(struct io_uring *ring)
     io_uring_prep_nop(io_uring_get_sqe(ring));
     int rc = io_uring_submit_and_wait(ring, 1);
     if (rc >= 0) rc = io_uring_peek_cqe(ring, &done);
-    if (!rc) io_uring_cqe_seen(ring, done);
+    if (rc) return rc;
+    rc = done->res;
+    io_uring_cqe_seen(ring, done);
     return rc;
 }
 

@@ -1,8 +1,8 @@
 /* How weights are cut into slices: those that stream through a device's ring, and those at home in its memory
  * that some step expands, one slice at a time.
  *
- * Called by worker-gpu/program/ring.c, which lays slices out and copies them, by its expand.c, and by the
- * planner, which charges what expand.c takes. Pure. */
+ * Called by worker-gpu/program/ring.c, which lays slices out, copies and expands them, and by the planner,
+ * which charges what that takes. Pure. */
 #pragma once
 
 #include "common/model/model.h"

@@ -1,4 +1,4 @@
-/* A worker's main program. See process.h. */
+/* A worker's main program. See engine.h. */
 #include "common/worker/engine.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Gated delta nets, chunk by chunk. See delta.h.
+/* Gated delta nets, chunk by chunk. See execute.h.
  *
  * A chunk goes through all tokens of its row in their order, so that states need no lock, and results do not
  * depend on how a sequence is cut into steps or steps into chunks. */

@@ -127,7 +127,7 @@ struct run {
     uint32_t attend_count;
     bool steady; /* an invariant plan's prompts: each query as it would be alone */
     struct step_result *result;
-    struct step_result drawn; /* of drafts (drafts.h) */
+    struct step_result drawn; /* of drafts (step.c) */
     uint32_t further;         /* tokens after the sampled position that are known: 1 of drafts */
 
     /* progress */

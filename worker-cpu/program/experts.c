@@ -1,4 +1,4 @@
-/* Router's choice and experts, chunk by chunk. See experts.h.
+/* Router's choice and experts, chunk by chunk. See execute.h.
  *
  * An expert's rows are contiguous in the matrix of all, whole groups of a format that has them, so a chunk is
  * rows of a segment as in linear.c. One token's are read by the one-token kernel as they lie, with the next

@@ -246,6 +246,6 @@ struct device_info {
     uint32_t link_generation,
         link_width; /* of PCIe, the most that device and board do together; 0: unknown */
 };
-/* Opens one device after the other to see; at most `most`. HELM_E_NOT_FOUND or HELM_E_UNSUPPORTED: there is
- * none, with the reason. */
+/* Opens one device after the other to see; at most `most`. HELM_E_NOT_FOUND: there is none,
+ * others: none that can be used, with the reason. */
 int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, struct helm_err *err);

@@ -97,8 +97,8 @@ void lower_cache_end(struct lowering *low, uint32_t layer);
 
 /* A unit; `out` of the decode tiers: where the residual stream goes, x or a lane. */
 void lower_unit(struct lowering *low, uint32_t unit, float *out);
-/* Whether another processor computes rows of the unit's MLP (share.c); the residual stream to it, before the
- * unit's own products; its sum, added to the stream after them, into `out` as lower_unit has it. */
+/* Whether another processor computes rows of the unit's MLP (experts.c); the residual stream to it, before
+ * the unit's own products; its sum, added to the stream after them, into `out` as lower_unit has it. */
 bool lower_shares(const struct lowering *low, uint32_t unit);
 void lower_share_begin(struct lowering *low, uint32_t unit);
 void lower_share_end(struct lowering *low, uint32_t unit, float *out);

@@ -23,7 +23,7 @@
  * prefill phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step
  * counts as done when what it appended is back.
  *
- * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
+ * A packed slice is expanded (ring.h) between its arrival and its use, and its place in the ring is free
  * from then on; the first one of a span while that still waits for the CPU. The kernel after an expansion
  * never begins early: it would fetch weights that are not there yet. One token's linears that the device
  * multiplies packed (gpuk_linear_takes) read the slice in the ring instead, and nothing is expanded.

@@ -9,7 +9,7 @@
  *
  * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in
  * the arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
- * then the schedule uses their largest size. expand.h expands them.
+ * then the schedule uses their largest size. gpu_expand (below) has the room to expand them.
  *
  * One schedule a phase. After a step of any phase the ring shall hold the first slices of the decode phase,
  * as many as lie there without one overwriting another (the prefix): its tail copies those that it has

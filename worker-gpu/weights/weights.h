@@ -19,7 +19,7 @@ struct gpu_matrix {
     const void *host; /* in the arena, of `stream` units; else NULL */
     enum tensor_format format;
     /* For a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and
-     * on the device. A streamed matrix has its table in the arena, and expand.h copies it to the device;
+     * on the device. A streamed matrix has its table in the arena, and ring.h has it copied to the device;
      * others have it there once loaded. */
     const uint32_t *offset, *offset_device;
     uint32_t rows, cols;
@@ -69,7 +69,7 @@ HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device 
 /* The same of a model without files, which is only measured: random blocks and small vectors
  * (weights/made.c). */
 HELM_MUST_CHECK int gpu_weights_make(struct gpu_weights *weights, struct helm_err *err);
-/* Of either: vectors, from files or (shards NULL) made up. (weights/load.c) */
+/* Vectors of either, from files or (shards NULL) made up. (weights/load.c) */
 struct model_shards;
 HELM_MUST_CHECK int gpu_weights_load_vectors(struct gpu_weights *weights, const struct model_shards *shards,
                                              struct helm_err *err);

@@ -191,7 +191,7 @@ static void add_escape(struct cli_text *out, char c)
         cli_text_add(out, "\\u00", 4);
     else if (c == '\'')
         cli_text_add(out, &c, 1);
-    else if (strchr("\"\\/bfnrtu", c))
+    else if (c && strchr("\"\\bfnrtu", c))
         cli_text_printf(out, "\\%c", c);
     else { /* none: the backslash is itself */
         cli_text_add(out, "\\\\", 2);

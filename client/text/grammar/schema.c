@@ -180,7 +180,8 @@ static void decode_part(char *part)
 const json_t *schema_follow(const json_t *document, const char *pointer)
 {
     char part[SCHEMA_PATH_MAX];
-    const json_t *at = *pointer++ == '#' ? document : NULL;
+    const json_t *at = document;
+    if (*pointer++ != '#') return NULL;
     while (at && *pointer == '/') {
         const size_t n = strcspn(++pointer, "/");
         if (n >= sizeof part) return NULL;

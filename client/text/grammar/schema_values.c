@@ -14,6 +14,7 @@
 
 /* Ten levels of two blanks after a line end; an integer fits 64 bits; SCHEMA_PLACES_MAX digits after a
  * point. */
+_Static_assert(SCHEMA_PLACES_MAX == 16, "as many as the rule of numbers below has");
 static const char json_grammar[] =
     "space   ::= [ ]? | [\n] [ \t]{0,20}\n"
     "string  ::= [\"] ([^\"\\\\\\x00-\\x1f] | [\\\\] [\"\\\\bfnrt])* [\"]\n"

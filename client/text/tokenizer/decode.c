@@ -235,7 +235,10 @@ static void reset(struct helm_detokenizer *d)
         stage->token.length = stage->bytes.length = stage->index = 0;
         stage->stripped = stage->held = 0;
         stage->inside = false;
+        stage->token.failed = stage->bytes.failed = stage->result.failed = 0;
     }
+    d->out.failed = 0;
+    d->failed = (struct helm_err){0};
 }
 
 int helm_detokenizer_open(const struct helm_tokenizer *tokenizer, unsigned flags,
@@ -316,8 +319,9 @@ int helm_detokenizer_finish(struct helm_detokenizer *d, const char **text, size_
 {
     begin(d, text, length);
     end_list(d);
+    const int rc = give(d, text, length, err);
     reset(d);
-    return give(d, text, length, err);
+    return rc;
 }
 
 int helm_tokenizer_decode(const struct helm_tokenizer *tokenizer, const uint32_t *ids, size_t count,

@@ -14,7 +14,7 @@ int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, s
 {
     (void)info, (void)most;
     *count = 0;
-    return helm_fail(err, HELM_E_UNSUPPORTED, "this build has no CUDA device (no nvcc was found)");
+    return helm_fail(err, HELM_E_NOT_FOUND, "this build has no CUDA device (no nvcc was found)");
 }
 
 bool device_cuda_usable(char *why, size_t size)
