@@ -117,7 +117,6 @@ WORKER_SRC := \
 # computing on the CPU: threads, and the tables that choose among the kernels below
 CPU_SRC := \
   common/cpu/kernels/attention.c \
-  common/cpu/kernels/delta.c \
   common/cpu/kernels/kernel_set.c \
   common/cpu/kernels/linear.c \
   common/cpu/kernels/vector.c \
@@ -147,8 +146,6 @@ KERNEL_SRC := \
   common/cpu/kernels/blocks_avx512bf16.c \
   common/cpu/kernels/blocks_ref.c \
   common/cpu/kernels/bytes_ref.c \
-  common/cpu/kernels/delta_avx2.c \
-  common/cpu/kernels/delta_avx512.c \
   common/cpu/kernels/delta_ref.c \
   common/cpu/kernels/gemm_amx.c \
   common/cpu/kernels/gemm_avx2.c \

@@ -11,14 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/cpu/kernels/delta.h"
+#include "common/cpu/kernels/vector.h"
 #include "tests/kernels/kernel_buffers.h"
 
 #define TOKENS 41 /* more than kernels take together, and no multiple of it */
 
-static const struct delta_variant *usable(void **state)
+static const struct vector_variant *usable(void **state)
 {
-    const struct delta_variant *v = *state;
+    const struct vector_variant *v = *state;
     const unsigned missing = v->features & ~cpu_features();
     char text[128];
     if (missing) {
@@ -68,7 +68,7 @@ static void want_convolved(const float *x, const float *weight, const float *sta
         }
 }
 
-static void convolve_channels(const struct delta_variant *v, uint32_t channels)
+static void convolve_channels(const struct vector_variant *v, uint32_t channels)
 {
     uint64_t seed = channels;
     struct guarded gx, gw, gs, got, goes, first = {0}, left = {0};
@@ -93,7 +93,7 @@ static void convolve_channels(const struct delta_variant *v, uint32_t channels)
             run.tokens = cuts[c].run[i % cuts[c].count];
             if (run.tokens > TOKENS - t) run.tokens = TOKENS - t;
             run.x = (float *)got.data + (size_t)t * channels;
-            v->convolve(&run);
+            v->delta->convolve(&run);
         }
         for (size_t i = 0; i < n; i++)
             if (!(fabs(((float *)got.data)[i] - want[i]) <= 2e-6 * (1 + fabs(want[i]))))
@@ -117,7 +117,7 @@ static void convolve_channels(const struct delta_variant *v, uint32_t channels)
 static void convolution_agrees(void **state)
 {
     static const uint32_t channels[] = {1, 7, 8, 15, 16, 17, 33, 64, 100};
-    const struct delta_variant *v = usable(state);
+    const struct vector_variant *v = usable(state);
     for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) convolve_channels(v, channels[i]);
 }
 
@@ -194,8 +194,8 @@ static void case_free(struct rule_case *c)
 }
 
 /* The whole sequence in runs of some lengths, from the case's state. */
-static void run_cut(const struct delta_variant *v, const struct rule_case *c, size_t cut, struct guarded *out,
-                    struct guarded *state)
+static void run_cut(const struct vector_variant *v, const struct rule_case *c, size_t cut,
+                    struct guarded *out, struct guarded *state)
 {
     guarded_make(out, (size_t)TOKENS * c->run.value * sizeof(float));
     guarded_make(state, c->state.bytes);
@@ -210,7 +210,7 @@ static void run_cut(const struct delta_variant *v, const struct rule_case *c, si
         run.alpha += t * run.gate_stride, run.beta += t * run.gate_stride;
         run.state = state->data;
         run.out = (float *)out->data + (size_t)t * run.out_stride;
-        v->rule(&run);
+        v->delta->rule(&run);
     }
 }
 
@@ -225,7 +225,7 @@ static void assert_near(const char *what, const struct guarded *got, const doubl
                      want[i]);
 }
 
-static void rule_of_size(const struct delta_variant *v, uint32_t key, uint32_t value)
+static void rule_of_size(const struct vector_variant *v, uint32_t key, uint32_t value)
 {
     struct rule_case c;
     case_make(&c, key, value, 17 * key + value);
@@ -256,14 +256,14 @@ static void rule_agrees(void **state)
 {
     static const uint32_t sizes[][2] = {{128, 128}, {16, 16},  {16, 128},  {128, 16},
                                         {64, 48},   {48, 112}, {256, 256}, {32, 80}};
-    const struct delta_variant *v = usable(state);
+    const struct vector_variant *v = usable(state);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) rule_of_size(v, sizes[i][0], sizes[i][1]);
 }
 
 /* Gates that overflow an exponential, and inputs of zeros: numbers all the same. */
 static void extremes_stay_numbers(void **state)
 {
-    const struct delta_variant *v = usable(state);
+    const struct vector_variant *v = usable(state);
     float zero[64] = {0}, alpha[4] = {1000, -1000, 0, 0}, beta[4] = {-1000, 1000, 0, 0}, norm[16],
           out[4 * 16], s[256];
     for (int i = 0; i < 16; i++) norm[i] = 1;
@@ -286,25 +286,9 @@ static void extremes_stay_numbers(void **state)
                                   .state = s,
                                   .out = out,
                                   .out_stride = 16};
-    v->rule(&run);
+    v->delta->rule(&run);
     for (int i = 0; i < 4 * 16; i++) assert_true(out[i] == 0);
     for (int i = 0; i < 256; i++) assert_true(s[i] == 0); /* the first token forgets all */
-}
-
-static void choice_names_what_is_missing(void **state)
-{
-    (void)state;
-    const struct delta_variant *v;
-    struct helm_err err = {0};
-    assert_int_equal(delta_choose(CPU_AVX2 | CPU_AVX512, NULL, &v, &err), 0);
-    assert_string_equal(v->name, "avx512");
-    assert_int_equal(delta_choose(CPU_AVX2, NULL, &v, &err), 0);
-    assert_string_equal(v->name, "avx2");
-    assert_int_equal(delta_choose(0, NULL, &v, &err), 0);
-    assert_string_equal(v->name, "ref");
-    assert_int_equal(delta_choose(CPU_AVX2, "avx512", &v, &err), HELM_E_UNSUPPORTED);
-    assert_null(v);
-    assert_int_equal(delta_choose(CPU_AVX2, "sve", &v, &err), HELM_E_NOT_FOUND);
 }
 
 int main(void)
@@ -316,16 +300,15 @@ int main(void)
                  {"rule", rule_agrees},
                  {"extremes", extremes_stay_numbers}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 8 };
-    struct CMUnitTest tests[KINDS * MOST + 1];
+    struct CMUnitTest tests[KINDS * MOST];
     char names[KINDS * MOST][64];
     size_t count, n = 0;
-    const struct delta_variant *const *table = delta_variants(&count);
+    const struct vector_variant *const *table = vector_variants(&count);
     if (count > MOST) return fprintf(stderr, "more than %d variants\n", MOST), 1;
     for (size_t i = 0; i < count; i++)
         for (size_t k = 0; k < KINDS; k++, n++) {
             snprintf(names[n], sizeof names[n], "%s %s", table[i]->name, kinds[k].name);
             tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL, (void *)(uintptr_t)table[i]};
         }
-    tests[n++] = (struct CMUnitTest)cmocka_unit_test(choice_names_what_is_missing);
     return _cmocka_run_group_tests("delta kernels", tests, n, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static void chunk_convolve(void *ctx, uint32_t chunk, uint32_t thread)
     const struct state_part part = {now.state, DELTA_COLUMNS, now.channels, e->width};
     for (uint32_t at = 0; at < row->count; at += now.tokens) {
         now.tokens = batch_left_next(row, at) - at;
-        run->kernels->delta->convolve(&now);
+        run->kernels->vector->delta->convolve(&now);
         state_keep(run, row, at + now.tokens, &part);
         now.x += now.tokens * now.stride;
     }
@@ -76,7 +76,7 @@ static void chunk_rule(void *ctx, uint32_t chunk, uint32_t thread)
     const struct state_part part = {now.state, 1, d->key_dim * d->value_dim, 0};
     for (uint32_t done = 0; done < row->count; done += now.tokens) {
         now.tokens = batch_left_next(row, done) - done;
-        run->kernels->delta->rule(&now);
+        run->kernels->vector->delta->rule(&now);
         state_keep(run, row, done + now.tokens, &part);
         now.q += now.tokens * now.stride;
         now.k += now.tokens * now.stride;

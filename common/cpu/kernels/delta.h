@@ -1,16 +1,13 @@
 /* Gated delta nets on the CPU: the short convolution in front of a layer's heads, and the gated delta rule of
- * one head. One table of variants, slowest first, chosen at run time.
+ * one head. Part of each variant of vector.h.
  *
- * Called by worker-cpu/program/delta.c and by tests/kernels, which walk the table. Kernels are pure but for
- * the state that they are given. Tokens are taken in their order, each by the same additions, so that results
- * do not depend on how a sequence is cut into calls. Definitions: delta_ref.c. */
+ * Called by worker-cpu/program/delta.c and by tests/kernels. Kernels are pure but for the state that they are
+ * given. Tokens are taken in their order, each by the same additions, so that results do not depend on how a
+ * sequence is cut into calls. Definitions: delta_ref.c. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
-
-#include "common/base/cpu.h"
-#include "common/base/err.h"
 
 #define DELTA_CONV_WIDTH 4                      /* tokens that the convolution sees: */
 #define DELTA_COLUMNS    (DELTA_CONV_WIDTH - 1) /* of earlier ones, which its state keeps */
@@ -50,18 +47,11 @@ struct delta_run {
     size_t out_stride;
 };
 
-struct delta_variant {
-    const char *name;
-    unsigned features;
+struct delta_kernels {
     void (*convolve)(const struct delta_convolution *run);
     void (*rule)(const struct delta_run *run);
 };
-const struct delta_variant *const *delta_variants(size_t *count);
-HELM_MUST_CHECK int delta_choose(unsigned features, const char *name, const struct delta_variant **variant,
-                                 struct helm_err *err);
-
-/* The export of each kernel file. */
-extern const struct delta_variant delta_ref, delta_avx2, delta_avx512;
+extern const struct delta_kernels delta_ref;
 
 /* e^g and b for one token of a head. All variants but the reference give the same bits. */
 struct delta_gates {

@@ -79,4 +79,4 @@ static void rule(const struct delta_run *run)
     for (uint32_t t = 0; t < run->tokens; t++) one_token(run, t);
 }
 
-const struct delta_variant delta_ref = {.name = "ref", .convolve = convolve, .rule = rule};
+const struct delta_kernels delta_ref = {.convolve = convolve, .rule = rule};

@@ -1,5 +1,4 @@
-/* Gated delta nets on vectors of any width. Included once by delta_avx2.c and delta_avx512.c after their
- * vectors.
+/* Gated delta nets on vectors of any width. Included once by vector_simd.h.
  *
  * The rule reads and writes a head's state twice a token. A few tokens of a run are taken together, and some
  * columns of the state at a time: those stay in the first cache through all of these tokens. */
@@ -129,5 +128,3 @@ static void rule(const struct delta_run *run)
         for (uint32_t i = 0; i < count; i++) finish(run, first + i);
     }
 }
-
-const struct delta_variant VARIANT = {.name = NAME, .features = FEATURES, .convolve = convolve, .rule = rule};

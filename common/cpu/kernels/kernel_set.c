@@ -22,15 +22,6 @@ static bool attention_has(const char *name, enum kv_dtype kv_dtype)
     return false;
 }
 
-static bool delta_has(const char *name)
-{
-    size_t count;
-    const struct delta_variant *const *table = delta_variants(&count);
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(table[i]->name, name) == 0) return true;
-    return false;
-}
-
 /* Whether a format that is multiplied with a kernel of this name has one so called. */
 static bool linear_knows(const char *name)
 {
@@ -62,10 +53,6 @@ int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtyp
     has = name && attention_has(name, kv_dtype);
     known |= has;
     rc = attention_choose(kv_dtype, features, has ? name : NULL, &set->attention, err);
-    if (rc) return rc;
-    has = name && delta_has(name);
-    known |= has;
-    rc = delta_choose(features, has ? name : NULL, &set->delta, err);
     if (rc) return rc;
     if (!known) return helm_fail(err, HELM_E_NOT_FOUND, "no kernel variant is called '%.60s'", name);
     return 0;

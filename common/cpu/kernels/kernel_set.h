@@ -4,7 +4,6 @@
 #pragma once
 
 #include "common/cpu/kernels/attention.h"
-#include "common/cpu/kernels/delta.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/vector.h"
 
@@ -12,7 +11,6 @@ struct kernel_set {
     struct linear_set linear[LINEAR_INPUTS][FORMAT_COUNT]; /* INT8: where a format has none, EXACT's */
     const struct vector_variant *vector;
     const struct attention_variant *attention;
-    const struct delta_variant *delta;
 };
 
 /* name "" or NULL: the fastest for `features`. A name: that kernel for each operation and format that has one

@@ -8,6 +8,7 @@
 
 #include "common/base/cpu.h"
 #include "common/base/err.h"
+#include "common/cpu/kernels/delta.h"
 #include "common/formats/dtype.h"
 
 struct vector_variant {
@@ -37,6 +38,7 @@ struct vector_variant {
     void (*store)(void *y, const float *x, enum dtype dtype, size_t n);
     /* index of the largest element, lowest index on a tie; NaN never wins; n if all are NaN */
     size_t (*argmax)(const float *x, size_t n);
+    const struct delta_kernels *delta;
 };
 const struct vector_variant *const *vector_variants(size_t *count);
 HELM_MUST_CHECK int vector_choose(unsigned features, const char *name, const struct vector_variant **variant,

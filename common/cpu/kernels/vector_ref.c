@@ -119,4 +119,5 @@ const struct vector_variant vector_ref = {.name = "ref",
                                           .add = add,
                                           .load = load,
                                           .store = store,
-                                          .argmax = argmax};
+                                          .argmax = argmax,
+                                          .delta = &delta_ref};

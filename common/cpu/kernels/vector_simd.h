@@ -3,6 +3,7 @@
  * an array what it has, so that any length takes one path. */
 #include <math.h>
 
+#include "common/cpu/kernels/delta_simd.h"
 #include "common/cpu/kernels/swiglu_simd.h"
 #include "common/cpu/kernels/variants.h"
 #include "common/model/router.h"
@@ -204,4 +205,5 @@ const struct vector_variant VARIANT = {.name = NAME,
                                        .add = add,
                                        .load = load,
                                        .store = store,
-                                       .argmax = argmax};
+                                       .argmax = argmax,
+                                       .delta = &(const struct delta_kernels){convolve, rule}};

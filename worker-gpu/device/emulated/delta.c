@@ -42,7 +42,7 @@ void emulated_convolve(struct emulated_math *math, const struct gpuk_delta *d)
                                               .weight_stride = channels,
                                               .state = columns,
                                               .state_stride = channels};
-        math->delta->convolve(&run);
+        math->vector->delta->convolve(&run);
     }
 }
 
@@ -91,7 +91,7 @@ static void head(struct emulated_math *math, const struct gpuk_delta *d, const s
         .out = out,
         .out_stride = d->value_dim,
     };
-    math->delta->rule(&run);
+    math->vector->delta->rule(&run);
     for (uint32_t t = 0; t < count; t++)
         emulated_store(math, d->out, (first + t) * d->out_stride + at, d->out_dtype,
                        out + (size_t)t * d->value_dim, d->value_dim);

@@ -16,7 +16,6 @@ struct emulated_math {
     const struct linear_kernel *decode[FORMAT_COUNT]; /* blocks to fp32; NULL of a format that has none */
     const struct vector_variant *vector;
     const struct attention_variant *attention[KV_DTYPE_COUNT];
-    const struct delta_variant *delta;
     struct {
         void *memory;
         size_t bytes;

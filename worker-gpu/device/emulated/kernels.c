@@ -28,7 +28,6 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
             math->gemm[table[i]->format] = table[i]->steady ? table[i]->steady : table[i];
     }
     int rc = vector_choose(features, NULL, &math->vector, err);
-    if (!rc) rc = delta_choose(features, NULL, &math->delta, err);
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++)
         rc = attention_choose((enum kv_dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL,
                               &math->attention[d], err);
