@@ -87,11 +87,37 @@ static void put_number(struct model_config *config, const struct arch_key *row, 
     }
 }
 
-static int check_fixed(const struct arch_key *row, const char *name, double number, struct helm_err *err)
+/* The value of row's kind in the file, words aside; *number stays 0 without one. */
+static int read_number(const struct keys *keys, const char *name, bool needed, const struct arch_key *row,
+                       double *number, struct helm_err *err)
 {
-    if (fabs(number - row->neutral) <= 1e-6 * fabs(row->neutral)) return 0;
-    if (row->why) return helm_fail(err, HELM_E_UNSUPPORTED, "%s is %g: %s", name, number, row->why);
-    return helm_fail(err, HELM_E_UNSUPPORTED, "%s is %g; only %g is supported", name, number, row->neutral);
+    const json_t *json = keys->json;
+    const bool fixed = row->kind == KEY_FIXED;
+    const double least = fixed ? -1e300 : row->min, most = fixed ? 1e300 : row->max;
+    int rc;
+    if (row->kind == KEY_BOOL) {
+        bool flag = false;
+        rc = json ? json_get_bool(json, name, needed, &flag, err)
+                  : gguf_get_bool(keys->header, name, needed, &flag, err);
+        *number = flag;
+        return rc;
+    }
+    if (row->kind == KEY_U32) {
+        const uint64_t low = !json && row->zero_is_none ? 0 : (uint64_t)row->min, high = (uint64_t)row->max;
+        uint64_t whole = 0;
+        rc = json ? json_get_u64(json, name, needed, low, high, &whole, err)
+                  : gguf_get_u64(keys->header, name, needed, low, high, &whole, err);
+        *number = (double)whole;
+        return rc;
+    }
+    rc = json ? json_get_double(json, name, needed, least, most, number, err)
+              : gguf_get_double(keys->header, name, needed, least, most, number, err);
+    if (rc || !fixed || (!json && *number == 0) || fabs(*number - row->neutral) <= 1e-6 * fabs(row->neutral))
+        return rc;
+    const char *of = json ? "" : "key ";
+    if (row->why) return helm_fail(err, HELM_E_UNSUPPORTED, "%s'%s' is %g: %s", of, name, *number, row->why);
+    return helm_fail(err, HELM_E_UNSUPPORTED, "%s'%s' is %g; only %g is supported", of, name, *number,
+                     row->neutral);
 }
 
 /* ---- config.json ---- */
@@ -111,18 +137,15 @@ static int find_alias(const json_t *json, const struct arch_key *row, const char
     return 0;
 }
 
-static int read_json(const json_t *json, const struct arch_key *row, struct model_config *config,
+static int read_json(const struct keys *keys, const struct arch_key *row, struct model_config *config,
                      struct helm_err *err)
 {
     const char *name, *word = NULL;
-    uint64_t whole = 0;
     double number = 0;
-    bool flag = false;
-    char quoted[80];
     if (!row->name[0]) return 0;
-    int rc = find_alias(json, row, &name, err);
+    int rc = find_alias(keys->json, row, &name, err);
     if (rc) return rc;
-    const bool null = name && json_is_null(json_object_get(json, name));
+    const bool null = name && json_is_null(json_object_get(keys->json, name));
     if (!name || null) {
         const bool missing = row->need == KEY_NEEDED || row->need == KEY_NEEDED_IN_CONFIG ||
                              (row->need == KEY_STATED && !name);
@@ -130,35 +153,15 @@ static int read_json(const json_t *json, const struct arch_key *row, struct mode
         if (null && row->null_is_zero) put_number(config, row, 0);
         return 0;
     }
-    switch (row->kind) {
-    case KEY_U32:
-        rc = json_get_u64(json, name, true, (uint64_t)row->min, (uint64_t)row->max, &whole, err);
-        number = (double)whole;
-        break;
-    case KEY_DOUBLE:
-    case KEY_FLOAT:
-        rc = json_get_double(json, name, true, row->min, row->max, &number, err);
-        break;
-    case KEY_BOOL:
-        rc = json_get_bool(json, name, true, &flag, err);
-        number = flag;
-        break;
-    case KEY_WORD:
-        rc = json_get_string(json, name, true, &word, err);
-        if (!rc && !suggest_knows(row->words, ' ', word))
-            rc = helm_fail(err, HELM_E_UNSUPPORTED, "'%s' is '%.40s'; only '%s' is supported", name, word,
-                           row->words);
-        break;
-    case KEY_FIXED:
-        snprintf(quoted, sizeof quoted, "'%s'", name);
-        rc = json_get_double(json, name, true, -1e300, 1e300, &number, err);
-        if (!rc) rc = check_fixed(row, quoted, number, err);
-        break;
-    case KEY_NONE:
-        break;
+    if (row->kind != KEY_WORD) {
+        rc = read_number(keys, name, true, row, &number, err);
+        if (!rc) put_number(config, row, number);
+        return rc;
     }
-    if (!rc) put_number(config, row, number);
-    return rc;
+    rc = json_get_string(keys->json, name, true, &word, err);
+    if (rc || suggest_knows(row->words, ' ', word)) return rc;
+    return helm_fail(err, HELM_E_UNSUPPORTED, "'%s' is '%.40s'; only '%s' is supported", name, word,
+                     row->words);
 }
 
 /* ---- GGUF ---- */
@@ -166,42 +169,17 @@ static int read_json(const json_t *json, const struct arch_key *row, struct mode
 static int read_gguf(const struct keys *keys, const struct arch_key *row, struct model_config *config,
                      struct helm_err *err)
 {
-    char name[KEYS_NAME_MAX], quoted[KEYS_NAME_MAX + 8];
+    char name[KEYS_NAME_MAX];
     const bool needed = row->need == KEY_NEEDED || row->need == KEY_NEEDED_IN_GGUF;
     const struct gguf_value *value = NULL;
-    uint64_t whole = 0;
     double number = 0;
-    bool flag = false;
-    int rc = 0;
-    if (!row->gguf[0]) return 0;
+    if (!row->gguf[0] || row->kind == KEY_WORD) return 0;
     for (int i = 0; i < 2 && row->gguf[i] && !value; i++) {
         snprintf(name, sizeof name, "%s.%s", keys->prefix, row->gguf[i]);
         value = gguf_find(keys->header, name);
     }
     if (!value) keys_row_name(keys, row, name);
-    switch (row->kind) {
-    case KEY_U32:
-        rc = gguf_get_u64(keys->header, name, needed, row->zero_is_none ? 0 : (uint64_t)row->min,
-                          (uint64_t)row->max, &whole, err);
-        number = (double)whole;
-        break;
-    case KEY_DOUBLE:
-    case KEY_FLOAT:
-        rc = gguf_get_double(keys->header, name, needed, row->min, row->max, &number, err);
-        break;
-    case KEY_BOOL:
-        rc = gguf_get_bool(keys->header, name, needed, &flag, err);
-        number = flag;
-        break;
-    case KEY_FIXED:
-        snprintf(quoted, sizeof quoted, "key '%s'", name);
-        rc = gguf_get_double(keys->header, name, needed, -1e300, 1e300, &number, err);
-        if (!rc && value && number != 0) rc = check_fixed(row, quoted, number, err);
-        break;
-    case KEY_WORD:
-    case KEY_NONE:
-        break;
-    }
+    const int rc = read_number(keys, name, needed, row, &number, err);
     if (!rc && value && !(row->zero_is_none && number == 0)) put_number(config, row, number);
     return rc;
 }
@@ -220,7 +198,7 @@ int keys_read(const struct keys *keys, struct model_config *config, struct helm_
     for (const struct arch_key *row = demands; keys->header && row->kind && !rc; row++)
         if (!keys_reads_gguf(keys->arch, row->gguf[0])) rc = read_gguf(keys, row, config, err);
     for (const struct arch_key *row = keys->arch->keys; row->kind && !rc; row++)
-        rc = keys->json ? read_json(keys->json, row, config, err) : read_gguf(keys, row, config, err);
+        rc = (keys->json ? read_json : read_gguf)(keys, row, config, err);
     return rc;
 }
 
@@ -296,27 +274,26 @@ int keys_check(const struct keys *keys, struct model_config *c, struct helm_err 
 
 /* ---- which layer has what ---- */
 
-static int window_from_types(const json_t *types, struct model_config *config, struct helm_err *err)
+int layers_listed(const struct keys *keys, const struct model_config *config, const char *key,
+                  const char *usual, const char *other, bool **is_other, struct helm_err *err)
 {
-    if (!json_is_array(types)) return helm_fail(err, HELM_E_FORMAT, "'layer_types' is not a list");
-    if (json_array_size(types) != config->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "'layer_types' has %zu entries for %u layers",
-                         json_array_size(types), config->layers);
+    const json_t *list = keys->json ? json_object_get(keys->json, key) : NULL;
+    *is_other = NULL;
+    if (!list || json_is_null(list)) return 0;
+    if (json_array_size(list) != config->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "'%s' is no list of %u entries, one for each layer", key,
+                         config->layers);
+    bool *is = calloc(config->layers, sizeof *is);
+    if (!is) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
     for (uint32_t i = 0; i < config->layers; i++) {
-        const char *type = json_string_value(json_array_get(types, i));
-        if (!type) return helm_fail(err, HELM_E_FORMAT, "'layer_types' entry %u is not a string", i);
-        if (strcmp(type, "full_attention") == 0) continue;
-        if (strcmp(type, "sliding_attention") != 0)
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "'layer_types' entry %u is '%.40s'; only full_attention and "
-                             "sliding_attention are supported",
-                             i, type);
-        if (config->sliding_window == 0)
-            return helm_fail(
-                err, HELM_E_MISMATCH,
-                "'layer_types' entry %u is sliding_attention, but no 'sliding_window' is in force", i);
-        config->window[i] = config->sliding_window;
+        const char *type = json_string_value(json_array_get(list, i));
+        is[i] = type && strcmp(type, other) == 0;
+        if (is[i] || (type && strcmp(type, usual) == 0)) continue;
+        free(is);
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'%s' entry %u is '%.40s'; only %s and %s are supported",
+                         key, i, type ? type : "no string", usual, other);
     }
+    *is_other = is;
     return 0;
 }
 
@@ -330,13 +307,23 @@ int layers_without_window(struct keys *keys, struct model_config *config, struct
 int layers_with_window(struct keys *keys, struct model_config *config, uint32_t first, uint32_t last,
                        uint32_t step, struct helm_err *err)
 {
-    const json_t *types = keys->json ? json_object_get(keys->json, "layer_types") : NULL;
+    bool *in_window;
     int rc = layers_without_window(keys, config, err);
+    if (!rc)
+        rc = layers_listed(keys, config, "layer_types", "full_attention", "sliding_attention", &in_window,
+                           err);
     if (rc) return rc;
-    if (types && !json_is_null(types)) return window_from_types(types, config, err);
-    for (uint64_t i = first; i < config->layers && i < last; i += step)
+    for (uint32_t i = 0; in_window && i < config->layers && !rc; i++)
+        if (in_window[i] && config->sliding_window == 0)
+            rc = helm_fail(err, HELM_E_MISMATCH,
+                           "'layer_types' entry %u is sliding_attention, but no 'sliding_window' is in force",
+                           i);
+        else if (in_window[i])
+            config->window[i] = config->sliding_window;
+    for (uint64_t i = first; !in_window && i < config->layers && i < last; i += step)
         config->window[i] = config->sliding_window;
-    return 0;
+    free(in_window);
+    return rc;
 }
 
 void layers_full_every(const struct keys *keys, struct model_config *config, uint32_t interval)
@@ -345,26 +332,7 @@ void layers_full_every(const struct keys *keys, struct model_config *config, uin
     for (uint64_t i = interval; i <= config->layers; i += interval) config->window[i - 1] = 0;
 }
 
-/* config.json's list: linear_attention or full_attention. */
-static int recurrent_from_types(const json_t *types, struct model_config *config, struct helm_err *err)
-{
-    if (!json_is_array(types) || json_array_size(types) != config->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "'layer_types' is no list of %u entries, one for each layer",
-                         config->layers);
-    for (uint32_t i = 0; i < config->layers; i++) {
-        const char *type = json_string_value(json_array_get(types, i));
-        config->recurrent[i] = type && strcmp(type, "linear_attention") == 0;
-        if (!type || (!config->recurrent[i] && strcmp(type, "full_attention") != 0))
-            return helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "'layer_types' entry %u is '%.40s'; only full_attention and linear_attention are "
-                "supported",
-                i, type ? type : "no string");
-    }
-    return 0;
-}
-
-/* The same from a GGUF file: a flag for each layer, those of drafts after the others. */
+/* From a GGUF file: a flag for each layer, those of drafts after the others. */
 static int recurrent_from_flags(const struct gguf_value *flags, struct model_config *config,
                                 struct helm_err *err)
 {
@@ -379,10 +347,11 @@ static int recurrent_from_flags(const struct gguf_value *flags, struct model_con
 int layers_recurrent(const struct keys *keys, struct model_config *config, struct helm_err *err)
 {
     char name[KEYS_NAME_MAX];
+    int rc = layers_listed(keys, config, "layer_types", "full_attention", "linear_attention",
+                           &config->recurrent, err);
+    if (rc || config->recurrent) return rc;
     config->recurrent = calloc(config->layers, sizeof *config->recurrent);
     if (!config->recurrent) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
-    const json_t *types = keys->json ? json_object_get(keys->json, "layer_types") : NULL;
-    if (types && !json_is_null(types)) return recurrent_from_types(types, config, err);
     snprintf(name, sizeof name, "%s.attention.recurrent_layers", keys->prefix ? keys->prefix : "");
     const struct gguf_value *flags = keys->header ? gguf_find(keys->header, name) : NULL;
     if (flags) return recurrent_from_flags(flags, config, err);

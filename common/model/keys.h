@@ -35,6 +35,11 @@ HELM_MUST_CHECK int keys_check(const struct keys *keys, struct model_config *con
 
 /* ---- which layer has what ---- */
 
+/* Whether each layer's entry in config.json's list `key` is `other`, not `usual`; the caller's. NULL: there
+ * is no such list. */
+HELM_MUST_CHECK int layers_listed(const struct keys *keys, const struct model_config *config, const char *key,
+                                  const char *usual, const char *other, bool **is_other,
+                                  struct helm_err *err);
 /* config->window: that of config->sliding_window in layers first, first + step, ... below `last`; but where
  * config.json has `layer_types`, in those that it says. */
 HELM_MUST_CHECK int layers_with_window(struct keys *keys, struct model_config *config, uint32_t first,

@@ -15,6 +15,7 @@
  * Models: DeepSeek-V2-Lite, V3 and R1, GLM-4.7-Flash. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/json.h"
@@ -133,25 +134,18 @@ static void fill(const struct model_config *c, struct model_math *math)
 /* GLM-4.7-Flash may list its layers, of which only the first ones may be dense. */
 static int read_layer_types(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
-    const json_t *list = keys->json ? json_object_get(keys->json, "mlp_layer_types") : NULL;
+    bool *first;
     uint32_t leading = 0;
-    if (!list || json_is_null(list)) return 0;
-    if (json_array_size(list) != c->layers)
-        return helm_fail(err, HELM_E_MISMATCH,
-                         "'mlp_layer_types' is no list of %u entries, one for each layer", c->layers);
-    for (uint32_t i = 0; i < c->layers; i++) {
-        const char *type = json_string_value(json_array_get(list, i));
-        const bool is_dense = type && strcmp(type, "dense") == 0;
-        if (!type || (!is_dense && strcmp(type, "sparse") != 0) || (is_dense && leading != i))
-            return helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "'mlp_layer_types' entry %u is '%.40s'; only leading dense layers and then sparse "
-                "ones are supported",
-                i, type ? type : "no string");
-        leading += is_dense;
-    }
+    int rc = layers_listed(keys, c, "mlp_layer_types", "sparse", "dense", &first, err);
+    if (rc || !first) return rc;
+    while (leading < c->layers && first[leading]) leading++;
+    for (uint32_t i = leading; i < c->layers && !rc; i++)
+        if (first[i])
+            rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                           "'mlp_layer_types' entry %u is 'dense': only the first layers may be so", i);
     c->leading_dense = leading;
-    return 0;
+    free(first);
+    return rc;
 }
 
 /* GGUF files: a head's size is with the numbers that turn; YaRN's multiplier of scores is a tenth of
