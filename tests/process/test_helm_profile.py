@@ -96,8 +96,7 @@ def check_values(what, profile_json, parts, unknown=()):
 def check_cpu(what, p):
     cpu = p["cpu"]
     threads = [point["x"] for point in cpu["read"]]
-    check(what + ": reads at 1, 2, 4, ... and all threads", threads[0] == 1 and threads[-1] == cpu["threads"] and
-          threads == sorted(set(threads)), threads)
+    check(what + ": reads of all threads", threads == [cpu["threads"]], threads)
     tokens = [point["x"] for point in cpu["linear"]]  # what a slow machine has no time for is left out
     check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= (3 if SLOW == 1 and is_alone() else 1) and
           set(tokens) <= {2, 4, 8, 16, 32, 64, 128, 256, 512} and tokens == sorted(set(tokens)), tokens)

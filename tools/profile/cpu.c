@@ -14,11 +14,9 @@
 
 #include "common/base/node.h"
 #include "common/base/cgroup.h"
-#include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "tools/profile/profile_tool.h"
-#include "common/cpu/pool.h"
 
 #define LONG         (PROFILE_SANITIZED ? 1024 : 4096) /* positions that one query attends to */
 #define CHUNK_START  1024                              /* positions before a chunk */
@@ -252,9 +250,9 @@ static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct 
     return 0;
 }
 
-static double read_rate(struct profile_cpu_run *r, struct pool *pool)
+static double read_rate(struct profile_cpu_run *r)
 {
-    return reader_bytes(&r->reader) / reader_pass(&r->reader, pool);
+    return reader_bytes(&r->reader) / reader_pass(&r->reader, r->steps.local.engine.pool);
 }
 
 /* Steps of one token in turns: with plain weights, a pass of plain reading, with packed weights. All
@@ -269,7 +267,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || units_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc) profile_samples_add(&r->read[company != NULL], read_rate(r, r->steps.local.engine.pool));
+        if (!rc) profile_samples_add(&r->read[company != NULL], read_rate(r));
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->read : NULL, err);
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
@@ -291,30 +289,6 @@ int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_c
     profile_table_put(&cpu->read, cpu->threads, memory_value(r, false, &r->read[false]));
     cpu->read_beside = memory_value(r, false, &r->read[true]);
     return 0;
-}
-
-/* With fewer threads than the worker's. */
-static int measure_read(struct profile_cpu_run *r, struct profile_table *table, struct helm_err *err)
-{
-    const struct engine_report *report = &r->steps.local.engine.base.report;
-    struct cpu_set *set = malloc(sizeof *set);
-    profile_steps_unpin(&r->steps);
-    int rc = set ? cpu_usable(report->node, set, err)
-                 : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
-    for (uint32_t n = 1; n < report->threads && table->count < PROFILE_POINTS_MAX - 1 && !rc; n *= 2) {
-        struct profile_samples samples = {.count = 0};
-        struct pool *pool = NULL;
-        rc = pool_create(n, set->cpu, POOL_SPIN_US_DEFAULT, &pool, err);
-        if (rc) break;
-        double end = units_now_s() + (r->quick ? 0.1 : 0.4);
-        while (samples.count < 3 || (samples.count < 32 && units_now_s() < end))
-            profile_samples_add(&samples, read_rate(r, pool));
-        pool_destroy(pool);
-        profile_table_put(table, n, memory_value(r, false, &samples));
-    }
-    if (!rc) rc = pin_this_thread(set->cpu[0], err); /* again the engine's thread 0 */
-    free(set);
-    return rc;
 }
 
 static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
@@ -415,8 +389,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     reader_open(&r->reader, arena_region_ptr(&r->steps.local.arena, ARENA_REGION_WEIGHTS),
                 engine->weights.host.region_bytes, READ_CHUNK);
     reader_choose(&r->reader, engine->pool, r->quick ? 0.2 : 1.5);
-    int rc = measure_read(r, &cpu->read, err);
-    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, NULL, cpu, err);
+    int rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, NULL, cpu, err);
     if (rc) return rc;
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
                 profile_table_at(&cpu->read, cpu->threads).value * 1e-9, report->kernels,

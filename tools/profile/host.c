@@ -1,5 +1,5 @@
 /* The host's own times: doorbells, waking up. See profile_tool.h. Called by cpu.c and helm_profile.c; owns
- * its threads while it measures. */
+ * its thread while it measures. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,112 +9,69 @@
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/pool.h"
 
-/* ---- doorbells ---- */
+#define BELL_SPIN_US  20
+#define BELL_ROUNDS   50
+#define BELL_WAIT_MS  10000
+#define BELL_PAUSE_NS 200000  /* as between steps: the other side may sleep by then */
+#define WAKE_PAUSE_NS 2000000 /* longer than any thread spins on a doorbell */
 
-#define BELL_SPIN_US 20
-#define BELL_ROUNDS  50
-#define BELL_WAIT_MS 10000
-
+/* What one thread rings and another one answers. */
 struct bells {
     struct doorbell down, up;
-    uint32_t rounds;
-    _Atomic bool late;
+    uint32_t rounds, spin_us; /* 0: either side sleeps at once */
+    long pause_ns;            /* before a ring */
+    _Atomic double heard_s;   /* when the other thread heard the last one */
 };
 
 static void *bell_main(void *arg)
 {
     struct bells *b = arg;
     for (uint32_t i = 0; i < b->rounds; i++) {
-        if (!doorbell_wait(&b->down, i, BELL_SPIN_US, BELL_WAIT_MS, NULL)) {
-            atomic_store(&b->late, true);
-            break;
-        }
+        if (!doorbell_wait(&b->down, i, b->spin_us, BELL_WAIT_MS, NULL)) break;
+        atomic_store(&b->heard_s, units_now_s());
         doorbell_ring(&b->up, i + 1);
     }
     return NULL;
 }
 
-int profile_host_doorbell(struct profile_value *value, struct helm_err *err)
+/* Seconds until a ring was heard, and until it was answered. */
+static int ring(struct bells *b, struct profile_samples *heard, struct profile_samples *answered,
+                struct helm_err *err)
 {
-    struct profile_samples samples = {.count = 0};
+    const struct timespec pause = {.tv_nsec = b->pause_ns};
+    bool ok = true;
     pthread_t thread;
-    struct bells *b = calloc(1, sizeof *b);
-    if (!b) return helm_fail(err, HELM_E_NOMEM, "no memory to measure doorbells");
     doorbell_init(&b->down, 0);
     doorbell_init(&b->up, 0);
-    b->rounds = BELL_ROUNDS;
-    int rc = pin_create_thread(&thread, -1, bell_main, b, err);
-    if (rc) goto out;
-    const struct timespec pause = {.tv_nsec =
-                                       200000}; /* as between steps: the other side may sleep by then */
-    bool ok = true;
-    for (uint32_t i = 0; i < BELL_ROUNDS && ok; i++) {
+    const int rc = pin_create_thread(&thread, -1, bell_main, b, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < b->rounds && ok; i++) {
         nanosleep(&pause, NULL);
-        double begin = units_now_s();
+        const double begin = units_now_s();
         doorbell_ring(&b->down, i + 1);
-        ok = doorbell_wait(&b->up, i, BELL_SPIN_US, BELL_WAIT_MS, NULL);
-        profile_samples_add(&samples, units_now_s() - begin);
+        ok = doorbell_wait(&b->up, i, b->spin_us, BELL_WAIT_MS, NULL);
+        profile_samples_add(answered, units_now_s() - begin);
+        if (i) profile_samples_add(heard, atomic_load(&b->heard_s) - begin);
     }
     pthread_join(thread, NULL);
-    if (!ok || atomic_load(&b->late))
-        rc = helm_fail(err, HELM_E_PEER, "a doorbell was not heard within %d ms", BELL_WAIT_MS);
-    *value = profile_samples_value(&samples);
-    value->source = PROFILE_ESTIMATE; /* of what helmd does in a step */
-out:
-    free(b);
-    return rc;
+    return ok ? 0 : helm_fail(err, HELM_E_PEER, "a doorbell was not heard within %d ms", BELL_WAIT_MS);
 }
 
-/* ---- waking up ---- */
-
-#define PAUSE_MS 2 /* longer than any thread spins on a doorbell */
-
-/* The other thread: it sleeps until it is rung, each time. */
-struct sleeper {
-    struct doorbell bell;
-    uint32_t rounds;
-    _Atomic uint32_t word; /* the last ring that it answered */
-    _Atomic double then_s; /* when it was there */
-    _Atomic bool late;
-};
-
-static void *sleeper_main(void *arg)
+int profile_host_doorbell(struct profile_value *value, struct helm_err *err)
 {
-    struct sleeper *s = arg;
-    for (uint32_t i = 0; i < s->rounds; i++) {
-        if (!doorbell_wait(&s->bell, i, 0, BELL_WAIT_MS, NULL)) {
-            atomic_store(&s->late, true);
-            break;
-        }
-        atomic_store(&s->then_s, units_now_s());
-        atomic_store(&s->word, i + 1);
-    }
-    return NULL;
+    struct profile_samples heard = {.count = 0}, answered = {.count = 0};
+    struct bells bells = {.rounds = BELL_ROUNDS, .spin_us = BELL_SPIN_US, .pause_ns = BELL_PAUSE_NS};
+    const int rc = ring(&bells, &heard, &answered, err);
+    *value = profile_samples_value(&answered);
+    value->source = PROFILE_ESTIMATE; /* of what helmd does in a step */
+    return rc;
 }
 
 int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err)
 {
-    struct profile_samples samples = {.count = 0};
-    pthread_t thread;
-    struct sleeper *s = calloc(1, sizeof *s);
-    if (!s) return helm_fail(err, HELM_E_NOMEM, "no memory to measure waking up");
-    doorbell_init(&s->bell, 0);
-    s->rounds = quick ? 25 : 75;
-    int rc = pin_create_thread(&thread, -1, sleeper_main, s, err);
-    if (rc) goto out;
-    for (uint32_t i = 0; i < s->rounds && !atomic_load(&s->late); i++) {
-        units_sleep_ms(PAUSE_MS);
-        double begin = units_now_s();
-        doorbell_ring(&s->bell, i + 1);
-        for (; atomic_load(&s->word) != i + 1 && !atomic_load(&s->late);)
-            units_sleep_ms(1); /* asleep, so that a single CPU is the other's */
-        if (i) profile_samples_add(&samples, atomic_load(&s->then_s) - begin);
-    }
-    pthread_join(thread, NULL);
-    if (atomic_load(&s->late))
-        rc = helm_fail(err, HELM_E_PEER, "a doorbell was not heard within %d ms", BELL_WAIT_MS);
-    *value = profile_samples_value(&samples);
-out:
-    free(s);
+    struct profile_samples heard = {.count = 0}, answered = {.count = 0};
+    struct bells bells = {.rounds = quick ? 25 : 75, .pause_ns = WAKE_PAUSE_NS};
+    const int rc = ring(&bells, &heard, &answered, err);
+    *value = profile_samples_value(&heard);
     return rc;
 }

@@ -147,8 +147,6 @@ double profile_steps_less(const struct profile_steps *steps, double seconds, uin
  * `index`. */
 double profile_steps_read(const struct profile_steps *steps, const struct profile_shape *shape,
                           uint32_t index);
-/* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
-void profile_steps_unpin(const struct profile_steps *steps);
 
 /* ---- cpu.c ---- */
 

@@ -62,11 +62,6 @@ double profile_steps_less(const struct profile_steps *s, double seconds, uint32_
 
 /* ---- opening ---- */
 
-void profile_steps_unpin(const struct profile_steps *s)
-{
-    if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
-}
-
 /* Entries of the longest program of layers. */
 static uint32_t entries_of(const struct engine *engine)
 {
@@ -136,7 +131,8 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
 void profile_steps_close(struct profile_steps *s)
 {
     if (s->open) local_close(&s->local);
-    profile_steps_unpin(s);
+    /* thread 0 of a pool is the caller, which has one CPU since */
+    if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
     free(s->entry_ns);
 }
 
