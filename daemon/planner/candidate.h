@@ -27,9 +27,8 @@ struct making {
     uint64_t of; /* model, profile and machine, as the cache tells them apart */
 };
 
-/* Weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain
- * weights, as if nearly all could be made plain again. */
-enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
+/* Weights that a search assumes packed in VRAM: none, or all that can be. */
+enum packing { PACKING_NONE, PACKING_ALL };
 
 /* The sizes and choices that a candidate is asked to have. */
 struct spec {

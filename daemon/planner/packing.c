@@ -38,17 +38,6 @@ static bool has_cpu(const struct making *m, const struct plan *plan)
     return cpu && packs;
 }
 
-/* Whether all half layers of the first device could be in VRAM if they were packed, up to what their weights
- * take. */
-static bool all_could_be(const struct making *m)
-{
-    uint64_t sum = 0;
-    for (uint32_t u = 0; u < unit_count(m->table.layers) && !ledger_is_second(&m->c, u); u++)
-        sum +=
-            m->table.packs_vram[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
-    return sum <= m->machine.device.limit;
-}
-
 /* Whether to make `b` rather than `a`: it is faster by more than the part `gain` of the time; where neither
  * fits, it needs less memory. */
 static bool better(const struct candidate *b, const struct candidate *a, double gain)
@@ -76,10 +65,7 @@ static int best_in_vram(struct making *m, const struct spec *spec, const struct 
     /* Packing weights that are in VRAM already gains only if they are read faster packed. */
     const bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (best->fits && all_in_vram(&best->plan) && !faster) return 0;
-    rc = try_packed(m, *spec, PACKING_ALL, SEARCH_ALIKE, best, err);
-    if (!rc && best->fits && !all_in_vram(&best->plan) && all_could_be(m))
-        rc = try_packed(m, *spec, PACKING_UNPRICED, SEARCH_ALIKE, best, err);
-    return rc;
+    return try_packed(m, *spec, PACKING_ALL, SEARCH_ALIKE, best, err);
 }
 
 int packing_best(struct making *m, const struct spec *asked, const struct packing_known *like,
