@@ -156,9 +156,11 @@ static const struct {
      "<tool_call>\n<function=g>\n<parameter=n>\n19.990\n</parameter>\n<parameter=b>True</parameter>\n"
      "<parameter=o>\n{\"a\": [1, 2]}\n</parameter>\n<parameter=e>none</parameter>\n<parameter=s>\n\n "
      "5\n\n</parameter>\n"
-     "<parameter=u>7</parameter><parameter=m>7</parameter>\n</function>\n</tool_call>",
+     "<parameter=u>7</parameter><parameter=m>7</parameter><parameter=r>7</parameter>\n</function>\n</"
+     "tool_call>",
      "", "",
-     "g{\"n\":19.990,\"b\":true,\"o\":{\"a\":[1,2]},\"e\":null,\"s\":\"\\n 5\\n\",\"u\":7,\"m\":\"7\"}"},
+     "g{\"n\":19.990,\"b\":true,\"o\":{\"a\":[1,2]},\"e\":null,\"s\":\"\\n "
+     "5\\n\",\"u\":7,\"m\":\"7\",\"r\":7}"},
     {CODER, "<tool_call>\n<function=g>\n<parameter=n>\nmany\n</parameter>\n</function>\n", "", "",
      "g{\"n\":\"many\"}"},
     {CODER, "a <function", "", "a <function", ""},
@@ -302,7 +304,7 @@ static const char listed[] = "[{\"type\": \"function\", \"function\": {\"name\":
                              "{\"n\": {\"type\": \"number\"}, \"b\": {\"type\": \"boolean\"}, \"o\": "
                              "{\"$ref\": \"#/$defs/o\"}, \"s\": {\"type\": \"string\"},"
                              "\"e\": {\"anyOf\": [{\"type\": \"integer\"}, {\"type\": \"null\"}]}, \"m\": "
-                             "{\"enum\": [\"7\", \"8\"]}}}}}]";
+                             "{\"enum\": [\"7\", \"8\"]}, \"r\": {\"$ref\": \"\"}}}}}]";
 
 struct got {
     struct cli_text thought, text, calls;
