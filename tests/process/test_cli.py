@@ -121,8 +121,8 @@ def interrupt_tests(folder):
         p = subprocess.Popen([BIN + "/helm-quantize", "--model", MODEL, "--to", "q8_0", "--out", work + "/small.gguf"],
                              stdout=write, stderr=subprocess.PIPE)
         begun = processor.until(lambda: os.listdir(work))
-        time.sleep(0.2)
-        p.send_signal(number)
+        # one that comes between the last look for signals and the write is seen when the next ends the write
+        processor.until(lambda: p.poll() is not None or p.send_signal(number) or time.sleep(0.2))
         err = processor.finish(p, 60)[1]
         os.close(read)
         os.close(write)
