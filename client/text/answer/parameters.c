@@ -1,5 +1,6 @@
 /* Arguments that a model does not write as JSON: parameters in tags, and objects with bare keys. See
  * parts.h. */
+#include <ctype.h>
 #include <string.h>
 
 #include "client/text/answer/parts.h"
@@ -183,20 +184,32 @@ static bool bare_string(struct answer *a)
     return true;
 }
 
-/* Adds the sign that follows a backslash in a string of Python. */
-static void add_escape(struct cli_text *out, char c)
+/* Adds what a backslash in a string of Python begins, at this place of the rest. Returns its bytes; 0: more
+ * of it has to come. */
+static size_t add_escape(struct answer *a, size_t at)
 {
-    if (c == '\n') return; /* the line goes on */
-    if (c == 'x')          /* its two digits follow */
-        cli_text_add(out, "\\u00", 4);
-    else if (c == '\'')
+    struct cli_text *out = &a->piece;
+    const char *from = a->rest.data + at;
+    const size_t left = a->rest.length - at;
+    const char c = left > 1 ? from[1] : 0;
+    const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : 0;
+    size_t have = 0;
+    while (have < digits && 2 + have < left && isxdigit((unsigned char)from[2 + have])) have++;
+    if ((left < 2 || (have < digits && 2 + have == left)) && !a->last) return 0;
+    if (digits && have == digits) {
+        cli_text_printf(out, "\\u%s%.*s", c == 'x' ? "00" : "", (int)digits, from + 2);
+        return 2 + digits;
+    }
+    if (c == '\n') return 2; /* the line goes on */
+    if (c == '\'')
         cli_text_add(out, &c, 1);
-    else if (c && strchr("\"\\bfnrtu", c))
+    else if (c && strchr("\"\\bfnrt", c))
         cli_text_printf(out, "\\%c", c);
     else { /* none: the backslash is itself */
         cli_text_add(out, "\\\\", 2);
-        json_add_escaped(out, &c, 1);
+        return 1;
     }
+    return 2;
 }
 
 /* The same in Python: between either quotes. */
@@ -204,14 +217,13 @@ static bool python_string(struct answer *a)
 {
     size_t at = 0;
     bool ended = false;
-    for (; at < a->rest.length && !ended; at++) {
+    while (at < a->rest.length && !ended) {
         const char c = a->rest.data[at];
-        ended = !a->escaped && c == a->quote;
-        if (a->escaped)
-            add_escape(&a->piece, c);
-        else if (!ended && c != '\\')
-            json_add_escaped(&a->piece, &c, 1);
-        a->escaped = !a->escaped && c == '\\';
+        const size_t bytes = c == '\\' ? add_escape(a, at) : 1;
+        if (!bytes) break;
+        ended = c == a->quote;
+        if (!ended && c != '\\') json_add_escaped(&a->piece, &c, 1);
+        at += bytes;
     }
     answer_drop(&a->rest, at);
     if (!ended) return false;

@@ -186,6 +186,8 @@ static const struct {
      "g{\"n\":-19.990,\"b\":true,\"o\":{\"a\":[1,[2,null]],\"b\":{}},\"e\":null,\"s\":\"a'"
      "\\\"\\n\\u0041\\\\d\\n\","
      "\"u\":123456789012345678901}"},
+    {OLMO, "<function_calls>g(s='\\xZ\\u12\\/\\u00e9', n=1)</function_calls>", "", "",
+     "g{\"s\":\"\\\\xZ\\\\u12\\\\/\\u00e9\",\"n\":1}"},
     {OLMO, "<function_calls>g()\ng( )", "", "", "g{}g{}"},
     {OLMO, "<function_calls>g(s=\"a=(b), [c]\", m=[])</function_calls>", "", "",
      "g{\"s\":\"a=(b), [c]\",\"m\":[]}"},
