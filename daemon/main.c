@@ -141,8 +141,8 @@ int main(int argc, char **argv)
     mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
     /* Workers compute with one thread of OpenBLAS (gemm_openblas.c). Before their main it would make one for
      * each processor, and each of them spins for tens of milliseconds. A value that the user sets is kept. */
-    const char *const given = getenv(BLAS_THREADS);
-    setenv(BLAS_THREADS, "1", !given || !*given);
+    const char *threads = getenv(BLAS_THREADS);
+    if (!threads || !*threads) setenv(BLAS_THREADS, threads = "1", 1);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
@@ -152,8 +152,7 @@ int main(int argc, char **argv)
     log_set_level(d.config.log_level);
     char mask[CPU_MASK_TEXT];
     if (*cpu_mask_text(mask, sizeof mask)) log_warn("%s", mask);
-    const char *const threads = getenv(BLAS_THREADS);
-    if (threads && strcmp(threads, "1") != 0)
+    if (strcmp(threads, "1") != 0)
         log_info(BLAS_THREADS "=%.20s: workers start with so many threads of OpenBLAS, and compute with one",
                  threads);
     if (d.config.die_with_parent) {

@@ -29,7 +29,7 @@ static int decode(const struct cli *cli, const uint32_t *ids, size_t count, unsi
     char *text = NULL;
     size_t length = 0;
     int rc = helm_tokenizer_decode(cli->tok, ids, count, flags, &text, &length, err);
-    if (rc == 0) (json ? cli_text_json : cli_text_add)(out, text, length);
+    if (rc == 0) cli_text_say(out, "$", json ? JSON_BYTES(text, length) : PLAIN_BYTES(text, length));
     free(text);
     return rc;
 }

@@ -51,31 +51,6 @@ void cli_text_printf(struct cli_text *text, const char *fmt, ...)
     va_end(again);
 }
 
-void cli_text_json(struct cli_text *text, const char *data, size_t length)
-{
-    static const char plain[] = "\"\\\n\r\t", escaped[] = "\"\\nrt";
-    char *to = text_reserve(text, 6 * length + 2); /* every byte may become \u00XX */
-    if (!to) return;
-    *to++ = '"';
-    for (size_t i = 0; i < length; i++) {
-        const unsigned char c = (unsigned char)data[i];
-        const char *found = c ? strchr(plain, c) : NULL;
-        const bool more = c == 0xc2 && i + 1 < length; /* C1 controls, some of which terminals obey */
-        if (found) {
-            *to++ = '\\';
-            *to++ = escaped[found - plain];
-        } else if (c < 32 || c == 127) {
-            to += sprintf(to, "\\u%04x", c);
-        } else if (more && (unsigned char)data[i + 1] >= 0x80 && (unsigned char)data[i + 1] < 0xa0) {
-            to += sprintf(to, "\\u%04x", (unsigned char)data[++i]);
-        } else {
-            *to++ = (char)c;
-        }
-    }
-    *to++ = '"';
-    text_end(text, to);
-}
-
 void cli_text_shown(struct cli_text *text, const char *data, size_t length)
 {
     char *to = text_reserve(text, 4 * length + 1); /* every byte may become \xNN */
@@ -166,34 +141,45 @@ static void add_clean(struct cli_text *to, const struct cli_value *v)
     }
 }
 
-/* The same text with U+FFFD for each run of bytes that begins no character. */
-static void add_valid(struct cli_text *to, const struct cli_value *v)
+/* A JSON string with its quotes. C1 controls are escaped, too, since some terminals obey them; U+FFFD stands
+ * for each run of bytes that begins no character. */
+static void add_string(struct cli_text *to, const struct cli_value *v)
 {
-    for (size_t at = 0, bytes; at < v->length; at += bytes) {
+    static const char plain[] = "\"\\\n\r\t", escaped[] = "\"\\nrt", instead[] = "\xEF\xBF\xBD";
+    char *at = text_reserve(to, 6 * v->length + 2); /* every byte may become \u00XX */
+    if (!at) return;
+    *at++ = '"';
+    for (size_t i = 0, bytes; i < v->length; i += bytes) {
+        const char *from = v->text + i;
+        const unsigned char c = (unsigned char)*from;
+        const char *found = c ? strchr(plain, c) : NULL;
         enum utf8_state state;
-        bytes = utf8_step(v->text + at, v->length - at, &state);
-        if (state == UTF8_VALID)
-            cli_text_add(to, v->text + at, bytes);
-        else
-            cli_text_add(to, "\xEF\xBF\xBD", 3);
+        bytes = utf8_step(from, v->length - i, &state);
+        if (state != UTF8_VALID) {
+            at = mempcpy(at, instead, sizeof instead - 1);
+        } else if (found) {
+            *at++ = '\\';
+            *at++ = escaped[found - plain];
+        } else if (c < 32 || c == 127) {
+            at += sprintf(at, "\\u%04x", c);
+        } else if (c == 0xc2 && (unsigned char)from[1] < 0xa0) {
+            at += sprintf(at, "\\u%04x", (unsigned char)from[1]);
+        } else {
+            at = mempcpy(at, from, bytes);
+        }
     }
+    *at++ = '"';
+    text_end(to, at);
 }
 
 static void add_value(struct cli_text *to, const struct cli_value *v)
 {
-    struct cli_text clean = {0};
-    if (v->kind == CLI_VALUE_PLAIN) {
+    if (v->kind == CLI_VALUE_PLAIN)
         cli_text_add(to, v->text ? v->text : v->number, v->length);
-    } else if (v->kind == CLI_VALUE_CLEAN) {
+    else if (v->kind == CLI_VALUE_CLEAN)
         add_clean(to, v);
-    } else if (utf8_is_valid(v->text, v->length)) {
-        cli_text_json(to, v->text, v->length);
-    } else { /* a few bytes of a file's name, say */
-        add_valid(&clean, v);
-        cli_text_json(to, clean.data, clean.length);
-        to->failed |= clean.failed;
-        cli_text_free(&clean);
-    }
+    else
+        add_string(to, v);
 }
 
 void cli_text_add_template(struct cli_text *to, const char *marks, const char *template,

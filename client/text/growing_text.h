@@ -19,8 +19,6 @@ void cli_text_add(struct cli_text *text, const char *data, size_t length);
 void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
 /* Each control character but tab and newline, and each byte that is no UTF-8, is \xNN. */
 void cli_text_shown(struct cli_text *text, const char *data, size_t length);
-/* A JSON string with its quotes; C1 controls are escaped, too, since some terminals obey them. */
-void cli_text_json(struct cli_text *text, const char *data, size_t length);
 /* ---- templates: JSON, or lines for people, with values in their places ---- */
 
 /* A value of a template, made by the macros below. Texts are borrowed. */
@@ -32,10 +30,11 @@ struct cli_value {
 };
 
 /* A text as it is, and as it may be shown: '?' for a control character and for a byte that is no UTF-8. */
-#define PLAIN(chars) ((struct cli_value){CLI_VALUE_PLAIN, chars, strlen(chars)})
-#define CLEAN(chars) ((struct cli_value){CLI_VALUE_CLEAN, chars, strlen(chars)})
+#define PLAIN_BYTES(data, bytes) ((struct cli_value){CLI_VALUE_PLAIN, data, bytes})
+#define PLAIN(chars)             PLAIN_BYTES(chars, strlen(chars))
+#define CLEAN(chars)             ((struct cli_value){CLI_VALUE_CLEAN, chars, strlen(chars)})
 /* A JSON string of so many bytes, and of a text without its first `from` bytes. Bytes that are no UTF-8
- * become U+FFFD. */
+ * become U+FFFD; all control characters are escaped, since some terminals obey them. */
 #define JSON_BYTES(data, bytes) ((struct cli_value){CLI_VALUE_STRING, data, bytes})
 #define JSON_REST(grown, from)  JSON_BYTES((grown)->data + (from), (grown)->length - (from))
 /* JSON of a number, a bool or a string (NULL: null), by its type in C. A real number has nine digits; the
@@ -63,7 +62,7 @@ struct cli_value cli_value_fixed(double value, int digits);
  * bracket is left out: cli_text_fill(out, "{'id':$,'state':$}", JSON(id), JSON("ready")). */
 #define cli_text_fill(text, ...)                                                                             \
     cli_text_add_template(text, "$']}", CLI_TEMPLATE(__VA_ARGS__, {CLI_VALUE_PLAIN}))
-/* The same of a line for people, in which only '$' stands for something else. */
+/* Likewise a line for people: '$' has a value, and every other character is itself. */
 #define cli_text_say(text, ...) cli_text_add_template(text, "$", CLI_TEMPLATE(__VA_ARGS__, {CLI_VALUE_PLAIN}))
 /* The arguments of the function that both are. */
 #define CLI_TEMPLATE(template, ...) template, ((const struct cli_value[]){__VA_ARGS__})

@@ -278,7 +278,7 @@ static void parse_rule(struct parser *p)
     skip(p, false);
     if (p->x->failed) return;
     if (p->length - p->at < 3 || memcmp(p->text + p->at, "::=", 3) != 0) {
-        REFUSE(p, HELM_E_FORMAT, "%zu: '::=' is missing behind '%.*s'", line, shown, name);
+        REFUSE(p, HELM_E_FORMAT, "%zu: '::=' is missing after '%.*s'", line, shown, name);
         return;
     }
     p->at += 3;
