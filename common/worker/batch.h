@@ -91,8 +91,7 @@ HELM_MUST_CHECK int batch_follow(const struct arena *arena, uint32_t vocab, cons
                                  bool head, struct batch *batch, struct helm_err *err);
 
 /* Rows whose hidden states are pooled: the final norm and the sum, by one definition for every worker.
- * Called by the head's worker after a step's layers; writes the slot's place in the arena's `pooled`, nothing
- * else.
+ * Called by the head's worker after a step's layers; writes the slot's place in the arena's `pooled` alone.
  *
  * x: [count][hidden], the residual stream of the row's tokens first .. first + count, in order and without
  * gaps from call to call. norm: [hidden], the final norm's weight; eps: what it adds to the mean of squares

@@ -26,7 +26,7 @@
  *
  * Called by what decides. Owns its arrays; rows of the arena's VRAM table are passed in. Each
  * slot's pages [0, host) lie in the arena alone and [host, end) have a place, whose numbers are row[host ..
- * end): so what lies in the arena alone is always a prefix. A place belongs to one page of one slot. A place
+ * end). So pages in the arena alone are always a prefix. A place belongs to one page of one slot. A place
  * that is given away is free once every step is done that was rung by then, since those may read or write it
  * still. Nothing is allocated after kv_places_init. A place with two owners is a broken invariant: abort. */
 

@@ -15,7 +15,7 @@
 #define BELL_PAUSE_NS 200000  /* as between steps: the other side may sleep by then */
 #define WAKE_PAUSE_NS 2000000 /* longer than any thread spins on a doorbell */
 
-/* What one thread rings and another one answers. */
+/* Two doorbells: one thread rings the first, another one answers with the second. */
 struct bells {
     struct doorbell down, up;
     uint32_t rounds, spin_us; /* 0: either side sleeps at once */

@@ -262,11 +262,11 @@ static void print_ways(const struct explain *x, FILE *out)
         fprintf(out, "ways     what lies in host memory alone the GPU reads itself\n");
         return;
     }
-    fprintf(
-        out,
-        "ways     of what lies in host memory alone the GPU reads up to %u positions a step itself; of more "
-        "%.1f %%, and the CPU attends to the rest\n",
-        plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
+    fprintf(out,
+            "ways     the GPU reads up to %u positions a step from host memory alone; of more it reads %.1f "
+            "%%, and "
+            "the CPU attends to the rest\n",
+            plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
     if (plan->kv_direct_window)
         fprintf(out, "         layers with a window of up to %u: the GPU reads all\n",
                 plan->kv_direct_window);

@@ -1,4 +1,4 @@
-/* Unit tests of worker-cpu/weights/weights.c: what lies in the arena unpacks to what is in the files, beside
+/* Unit tests of worker-cpu/weights/weights.c: packed weights of the arena unpack to the files' own, beside
  * weights that lie there as they are; a worker that finds them there leaves them alone. */
 #include <setjmp.h>
 #include <stdarg.h>
