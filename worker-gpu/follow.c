@@ -80,8 +80,8 @@ void gpu_follow_close(struct gpu_engine *g)
 {
     struct gpu_follow *f = &g->follow;
     if (f->launched)
-        log_info("%llu of %llu steps were launched behind the one before", (unsigned long long)f->launched,
-                 (unsigned long long)f->steps);
+        log_info("%llu of %llu steps were launched before the host had seen the one before end",
+                 (unsigned long long)f->launched, (unsigned long long)f->steps);
     for (int i = 0; i < GPU_TIER_COUNT * GPU_FOLLOW_PLACES; i++)
         gpu_program_free(&f->program[i / GPU_FOLLOW_PLACES][i % GPU_FOLLOW_PLACES], g->device);
     for (int i = 0; i < GPU_TIER_CHUNK * GPU_FOLLOW_PLACES; i++)

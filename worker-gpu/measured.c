@@ -224,7 +224,7 @@ static int take_batch(struct measure_programs *p, const struct cell *cell, struc
     }
     int rc = batch_take(&p->arena, vocab, step, &g->batch, &control->result[serial % ARENA_STEP_RING], err);
     if (!rc && g->batch.row_count != rows)
-        rc = helm_fail(err, HELM_E_INTERNAL, "a step of %u tokens behind %u positions is none", cell->tokens,
+        rc = helm_fail(err, HELM_E_INTERNAL, "a step of %u tokens after %u positions is none", cell->tokens,
                        cell->context);
     if (!rc) rc = plan_schedule_of(&g->plan, g->batch.flags, cell->tokens, schedule, err);
     g->is_short = !rc && schedule->is_short;

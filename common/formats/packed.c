@@ -10,7 +10,7 @@
 
 _Static_assert(sizeof(struct packed_header) == 16, "part of the format");
 _Static_assert(sizeof(struct packed_tile) == PACKED_TILE_BYTES, "part of the format");
-_Static_assert(PACKED_TILE_BYTES % PACKED_ALIGN == 0, "tiles lie behind each other");
+_Static_assert(PACKED_TILE_BYTES % PACKED_ALIGN == 0, "tiles lie one after another");
 
 bool packed_takes(enum dtype dtype, uint32_t rows, uint32_t cols)
 {

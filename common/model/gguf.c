@@ -290,7 +290,7 @@ static int check_tiling(const struct gguf *header, uint64_t file_bytes, uint64_t
         const struct safetensors_entry *entry = &header->entries[i];
         if (entry->begin != at)
             return helm_fail(err, HELM_E_FORMAT,
-                             "tensor '%s' begins at %llu of the data, not at %llu, behind %s and its padding",
+                             "tensor '%s' begins at %llu of the data, not at %llu, after %s and its padding",
                              entry->name, (unsigned long long)entry->begin, (unsigned long long)at, before);
         if (units_add(at, entry->bytes, &end) || units_add(end, header->alignment - 1, &at))
             return helm_fail(err, HELM_E_LIMIT, "tensor '%s' ends at %llu", entry->name,

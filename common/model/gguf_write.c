@@ -141,7 +141,7 @@ static int describe(struct gguf_values *v, struct gguf_output_tensor *t, uint64_
     put_u32(v, type);
     put_u64(v, t->offset);
     if (units_add(*at, t->bytes, at) || units_add(*at, GGUF_ALIGNMENT - 1, at))
-        return helm_fail(err, HELM_E_LIMIT, "tensor '%s' ends behind 2^64 bytes", t->name);
+        return helm_fail(err, HELM_E_LIMIT, "tensor '%s' ends after 2^64 bytes", t->name);
     *at = *at / GGUF_ALIGNMENT * GGUF_ALIGNMENT;
     return 0;
 }

@@ -341,7 +341,7 @@ static int check_place(const struct plan *plan, uint32_t i, struct helm_err *err
                          (unsigned long long)p->bytes, (unsigned long long)p->offset);
     if (!before || before->memory < p->memory) return 0;
     if (before->memory > p->memory)
-        return helm_fail(err, HELM_E_FORMAT, "%s in %s is listed behind %s in %s", name_of(p, name),
+        return helm_fail(err, HELM_E_FORMAT, "%s in %s is listed after %s in %s", name_of(p, name),
                          plan_memory_name(p->memory), name_of(before, other),
                          plan_memory_name(before->memory));
     if (p->offset < before->offset + before->bytes)
@@ -350,7 +350,7 @@ static int check_place(const struct plan *plan, uint32_t i, struct helm_err *err
                          name_of(before, other), (unsigned long long)(before->offset + before->bytes));
     if (p->memory != PLAN_HOST && tensor_format_of(before->format)->variable &&
         !tensor_format_of(p->format)->variable)
-        return helm_fail(err, HELM_E_MISMATCH, "%s at %llu of %s is behind %s, whose size varies",
+        return helm_fail(err, HELM_E_MISMATCH, "%s at %llu of %s is after %s, whose size varies",
                          name_of(p, name), (unsigned long long)p->offset, plan_memory_name(p->memory),
                          name_of(before, other));
     return 0;

@@ -58,7 +58,7 @@ int plan_schedule_of(const struct plan *plan, uint32_t flags, uint32_t tokens, s
     const uint32_t most = schedule->chunk ? plan_list_tokens(plan, list) : plan_decode_tokens(plan);
     if (tokens <= most) return 0;
     return helm_fail(err, HELM_E_LIMIT, "a step of %u %s, more than the %u of list %u", tokens,
-                     schedule->chunk ? "tokens of prompts" : "tokens behind prompts", most, list);
+                     schedule->chunk ? "tokens of prompts" : "tokens after prompts", most, list);
 }
 
 uint32_t plan_prompt_flags(uint32_t list)

@@ -62,7 +62,7 @@ static int take_line(const char *path, uint32_t line, char *text, struct curve_k
     key->names_users = key->administers || (!comment && is_word(word, word_bytes, "gateway"));
     if (!comment && !key->names_users)
         return helm_fail(err, HELM_E_FORMAT,
-                         "%s: behind key %u stands '%.*s', which may be 'admin', 'gateway' or '# ...'", path,
+                         "%s: after key %u stands '%.*s', which may be 'admin', 'gateway' or '# ...'", path,
                          line, (int)(word_bytes < 32 ? word_bytes : 32), word);
     keys->count++;
     return 0;

@@ -101,11 +101,11 @@ static int batcher_check_bells(const struct batcher *batcher, bool *done, struct
     const struct arena_control *control = arena_control_of(batcher->with.arena);
     *done = true;
     for (uint32_t w = 0; w < batcher->with.workers; w++) {
-        const uint32_t rung = doorbell_read(&control->done[w].bell), behind = batcher->serial - rung;
-        if (behind < batcher->in_flight) continue;
-        if (!batcher->in_flight && behind)
+        const uint32_t rung = doorbell_read(&control->done[w].bell), late = batcher->serial - rung;
+        if (late < batcher->in_flight) continue;
+        if (!batcher->in_flight && late)
             return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
-        if (behind > batcher->in_flight)
+        if (late > batcher->in_flight)
             return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung,
                              batcher_oldest_serial(batcher));
         *done = false;

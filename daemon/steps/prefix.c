@@ -59,7 +59,7 @@ void prefix_begin(struct sequence *seq)
 }
 
 /* The first page that the prompt does not fill, of a sequence that is apart; of others there is none. */
-static uint32_t behind(const struct kv_pages *pages, const struct sequence *seq)
+static uint32_t prompt_edge(const struct kv_pages *pages, const struct sequence *seq)
 {
     return seq->apart ? seq->prompt_count / pages->known.page_tokens : UINT32_MAX;
 }
@@ -68,7 +68,7 @@ static uint32_t behind(const struct kv_pages *pages, const struct sequence *seq)
 static uint64_t before_page(const struct kv_pages *pages, const struct sequence *seq, uint32_t i,
                             uint64_t end)
 {
-    return i == behind(pages, seq) ? PREFIX_BEHIND_SCOPES + seq->id : end;
+    return i == prompt_edge(pages, seq) ? PREFIX_ANSWER_SCOPES + seq->id : end;
 }
 
 /* Tokens of the page that it fills next, or has begun to. */
@@ -82,18 +82,18 @@ static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence 
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     if (seq->scope == SEQUENCE_NO_SCOPE || seq->rung != seq->cached) return 0; /* a step has it */
-    if (full > behind(pages, seq)) return 0; /* its page there is not known, so it has no number */
+    if (full > prompt_edge(pages, seq)) return 0; /* its page there is not known, so it has no number */
     return (seq->token_count - 1) / page_tokens - full;
 }
 
 /* The next `count` pages of known tokens. */
 static struct prefix_run run_of(const struct kv_pages *pages, const struct sequence *seq, uint32_t count)
 {
-    const uint32_t edge = behind(pages, seq), full = seq->cached / pages->known.page_tokens;
+    const uint32_t edge = prompt_edge(pages, seq), full = seq->cached / pages->known.page_tokens;
     return (struct prefix_run){.tokens = next_tokens(pages, seq),
                                .count = count,
                                .edge = edge == UINT32_MAX ? edge : edge - full,
-                               .edge_scope = PREFIX_BEHIND_SCOPES + seq->id,
+                               .edge_scope = PREFIX_ANSWER_SCOPES + seq->id,
                                .front = full,
                                .windows = full - seq->window_first};
 }
@@ -123,7 +123,7 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
     if (!reached) return false;
     windows_leave(&pages->windows, row, full, seq->pages, false);
     kv_pages_shrink(pages, row, &seq->pages, full); /* drops its own page that it has begun */
-    const uint32_t want = full + reached, edge = behind(pages, seq);
+    const uint32_t want = full + reached, edge = prompt_edge(pages, seq);
     if (full < edge) {
         kv_pages_take_known(pages, row, &seq->pages, want < edge ? want : edge, tokens, &seq->page_end);
         end = before_page(pages, seq, seq->pages, seq->page_end);
@@ -143,7 +143,7 @@ bool prefix_take(struct kv_pages *pages, struct snapshots *snapshots, uint32_t *
 uint32_t prefix_shared(const struct kv_pages *pages, const struct snapshots *snapshots,
                        const struct sequence *seq)
 {
-    const uint32_t ahead = pages_ahead(pages, seq), edge = behind(pages, seq),
+    const uint32_t ahead = pages_ahead(pages, seq), edge = prompt_edge(pages, seq),
                    full = seq->cached / pages->known.page_tokens, prompts = edge > full ? edge - full : 0;
     const struct prefix_run run = run_of(pages, seq, ahead < prompts ? ahead : prompts);
     uint32_t ignored;
@@ -155,7 +155,7 @@ uint64_t prefix_next_page(const struct kv_pages *pages, const struct snapshots *
                           const struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, next = snapshots_next(snapshots, seq);
-    if (!pages_ahead(pages, seq) || seq->cached / page_tokens >= behind(pages, seq)) return 0;
+    if (!pages_ahead(pages, seq) || seq->cached / page_tokens >= prompt_edge(pages, seq)) return 0;
     if (!snapshots->on) return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
     uint64_t hash = next ? seq->state_before : 0;
     if (next && !hash) hash = seq->scope;
@@ -169,7 +169,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     const uint32_t page_tokens = pages->known.page_tokens;
     /* a row too many may stand after the last token that is known */
     uint32_t full = (cached < seq->token_count ? cached : seq->token_count) / page_tokens;
-    if (full > behind(pages, seq)) full = behind(pages, seq);
+    if (full > prompt_edge(pages, seq)) full = prompt_edge(pages, seq);
     for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++) {
         seq->page_end = kv_pages_make_known(pages, row[i], seq->page_end, seq->tokens + i * page_tokens);
         snapshots_page(seq, (i + 1) * page_tokens, seq->page_end);
@@ -192,10 +192,10 @@ void prefix_pass(struct kv_pages *pages, const struct snapshots *snapshots, cons
 }
 
 /* Makes the pages after the prompt of a sequence that is apart known to that sequence alone. */
-static void keep_behind(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
+static void keep_after_prompt(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
 {
-    const uint32_t page_tokens = pages->known.page_tokens, edge = behind(pages, seq);
-    uint64_t end = PREFIX_BEHIND_SCOPES + seq->id;
+    const uint32_t page_tokens = pages->known.page_tokens, edge = prompt_edge(pages, seq);
+    uint64_t end = PREFIX_ANSWER_SCOPES + seq->id;
     for (uint32_t i = edge; i < seq->cached / page_tokens; i++)
         end = kv_pages_make_known(pages, row[i], end, seq->tokens + (size_t)i * page_tokens);
 }
@@ -208,7 +208,7 @@ void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *s
         seq->cached = 0;
         prefix_computed(pages, row, seq, cached);
     }
-    if (seq->apart) keep_behind(pages, row, seq);
+    if (seq->apart) keep_after_prompt(pages, row, seq);
 }
 
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)

@@ -17,7 +17,7 @@
  * the upper half of that those of its pages after its prompt; pages' numbers from here on. */
 #define PREFIX_LIST_SCOPES   ((uint64_t)1 << 37)
 #define PREFIX_OWN_SCOPES    ((uint64_t)1 << 40)
-#define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 39))
+#define PREFIX_ANSWER_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 39))
 #define PREFIX_SCOPES        ((uint64_t)1 << 41)
 
 struct prefix_page {

@@ -429,7 +429,7 @@ def test_a_plan_that_was_edited():
                 ({"step_tokens": 2}, [], 1, ["'step_tokens' is 2", "8 'slots'"]),
                 ({"context_tokens": 50000}, [], 1, ["'context_tokens' is 50000", "40960"]),
                 ({"placements": made["placements"]}, [], 1, ["are made anew: placements: model.", "where no stage of the plan"]),
-                ({"placements": made["placements"][1:] + made["placements"][:1]}, [], 1, ["in host is listed behind"]),
+                ({"placements": made["placements"][1:] + made["placements"][:1]}, [], 1, ["in host is listed after"]),
                 ({"placements": [["model.layers.36.mlp.up_proj.weight", "bf16", "host", 0, 1]]}, [], 1,
                  ["placement 0: 'model.layers.36.mlp.up_proj.weight' is no tensor of a model of 36 layers"]),
                 ({}, ["--ctx", 8192], 0, []),

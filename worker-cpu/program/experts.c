@@ -185,7 +185,7 @@ static struct expert_piece piece_of(const struct run *run, const struct program_
 
 /* The rows that the thread reads after chunk `chunk`: its next one, or after gates and ups its first downs.
  * False: neither. */
-static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
+static bool next_rows(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
 {
     const struct program_entry *e = run->entry,
                                *down = atomic_load_explicit(&run->experts.ahead.down, memory_order_relaxed);
@@ -319,7 +319,7 @@ static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
     if (chunk / e->chunks >= run->experts.turns) return; /* none is asked for */
     const uint32_t j = run->experts.turn[chunk / e->chunks];
     one_glu(run, piece_of(run, e, chunk), e->in, run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows,
-            thread, 0, behind(run, chunk, thread, &next) ? &next : NULL);
+            thread, 0, next_rows(run, chunk, thread, &next) ? &next : NULL);
 }
 
 /* The sum of some rows of all experts, by the thread that had the last of them. */
@@ -348,7 +348,7 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
         const uint32_t j = run->experts.turn[at];
         const float *in = in_order(run, g, e->in + (size_t)j * g->matrix.cols, thread, j);
         multiply_one(run, g, run->act->buffer[BUFFER_DOWN] + (size_t)j * e->expert_rows + first,
-                     piece_of(run, e, chunk), in, behind(run, chunk, thread, &next) ? &next : NULL);
+                     piece_of(run, e, chunk), in, next_rows(run, chunk, thread, &next) ? &next : NULL);
         if (atomic_fetch_sub_explicit(&run->experts.left[piece], 1, memory_order_acq_rel) != 1) return;
     }
     sum_downs(run, first, rows);

@@ -185,12 +185,12 @@ static void segment_gemv(const struct program_entry *e, const struct program_seg
     const char *w = linear_row_at(g, first);
     for (uint32_t row = first; row < last; row += each) {
         const uint32_t rows = last - row < each ? last - row : each;
-        const char *behind = linear_row_at(g, row + rows);
+        const char *after = linear_row_at(g, row + rows);
         float *out = g->out + row, sum[PROGRAM_ROWS_MAX];
-        here.next = row + rows < last ? behind : reads->next;
+        here.next = row + rows < last ? after : reads->next;
         g->kernels->one->gemv(e->residual ? sum : out, w, in, rows, g->matrix.cols, &here);
         put_products(e, g, row, rows, e->residual ? sum : out, out);
-        w = behind;
+        w = after;
     }
 }
 

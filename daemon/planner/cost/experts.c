@@ -85,15 +85,15 @@ static double cpu_seconds(const struct pricing *p, const struct experts_parts *p
 
 /* Seconds after the hand-over in which the CPU is done with these numbers of experts out of `all`, and the
  * GPU. */
-static double cpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
-                         double all, bool beside)
+static double cpu_after_hand_over(const struct pricing *p, const struct experts_parts *parts,
+                                  const struct shares *s, double all, bool beside)
 {
     return (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
            EXPERTS_OPERATIONS * p->cpu.operation;
 }
 
-static double gpu_behind(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
-                         double all)
+static double gpu_after_hand_over(const struct pricing *p, const struct experts_parts *parts,
+                                  const struct shares *s, double all)
 {
     const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes);
     return parts->launches + parts->beside + larger(vram, link) - 2 * p->profile->link.hand_over.value;
@@ -104,7 +104,7 @@ static double with_direct(const struct pricing *p, const struct experts_parts *p
                           double missing, double direct, bool beside)
 {
     const struct shares s = {.hits = all - missing, .direct = direct, .cpu = missing - direct};
-    return larger(cpu_behind(p, parts, &s, all, beside), gpu_behind(p, parts, &s, all));
+    return larger(cpu_after_hand_over(p, parts, &s, all, beside), gpu_after_hand_over(p, parts, &s, all));
 }
 
 /* The least of that over all shares, of which any part of an expert may be one: with more read directly the
@@ -116,7 +116,9 @@ static double with_best(const struct pricing *p, const struct experts_parts *par
     for (int i = 0; i < DBL_MANT_DIG /* until a number's digits end */; i++) {
         const double direct = (low + high) / 2;
         const struct shares s = {.hits = all - missing, .direct = direct, .cpu = missing - direct};
-        *(gpu_behind(p, parts, &s, all) < cpu_behind(p, parts, &s, all, beside) ? &low : &high) = direct;
+        *(gpu_after_hand_over(p, parts, &s, all) < cpu_after_hand_over(p, parts, &s, all, beside) ? &low
+                                                                                                  : &high) =
+            direct;
     }
     return fmin(with_direct(p, parts, all, missing, high, beside),
                 fmin(with_direct(p, parts, all, missing, 0, beside),

@@ -79,10 +79,10 @@ static void set_rates(struct order *o, const struct mixing *m, const struct cand
 /* The floors from here on, those of the link with what the ring has more or less than at the begin. */
 static double judge(const struct order *o, const struct space *s, const struct state *t)
 {
-    double behind = o->rate > 0 ? (o->ring - t->fill) / o->rate : 0;
+    double refill = o->rate > 0 ? (o->ring - t->fill) / o->rate : 0;
     double least = t->rest[0];
-    least = larger(least, t->rest[1] + s->overlap * behind);
-    return t->seconds + larger(least, t->rest[2] + behind);
+    least = larger(least, t->rest[1] + s->overlap * refill);
+    return t->seconds + larger(least, t->rest[2] + refill);
 }
 
 static void pass(const struct order *o, struct state *t, double seconds, double rate)

@@ -327,7 +327,7 @@ enum change {
     OTHER_FORMAT,
     ENDLESS,
     BACKWARDS, /* memories in another order */
-    BEHIND_THE_STACK,
+    AFTER_THE_STACK,
     CHANGES
 };
 
@@ -397,7 +397,7 @@ static void apply(enum change change, struct plan *plan)
         plan->placement[0] = *last;
         *last = copy;
         break;
-    case BEHIND_THE_STACK:
+    case AFTER_THE_STACK:
         copy = *stacked;
         *stacked = *q;
         stacked->offset = copy.offset;
@@ -437,8 +437,8 @@ static void changed_lists_are_refused_with_the_numbers(void **state)
         [OTHER_FORMAT] = {HELM_E_MISMATCH, "model.layers.3.self_attn.q_proj.weight lies as f16",
                           "by the plan's stages as bf16"},
         [ENDLESS] = {HELM_E_LIMIT, "bytes from ", "are too many"},
-        [BACKWARDS] = {HELM_E_FORMAT, " in host is listed behind ", " in vram"},
-        [BEHIND_THE_STACK] = {HELM_E_MISMATCH, " of vram is behind ", "whose size varies"},
+        [BACKWARDS] = {HELM_E_FORMAT, " in host is listed after ", " in vram"},
+        [AFTER_THE_STACK] = {HELM_E_MISMATCH, " of vram is after ", "whose size varies"},
     };
     struct helm_err err = {0};
     struct model m;

@@ -103,7 +103,7 @@ static void flags_say_it_of_an_invariant_plan(void **state)
     assert_int_equal(read_with("invariant", "true", &plan, &err), 0);
     expect(&plan, 0, 1, 0, false);
     expect(&plan, STEP_EXACT, 16, 0, false);
-    refused(&plan, 0, 17, "behind prompts");
+    refused(&plan, 0, 17, "after prompts");
     expect(&plan, plan_prompt_flags(0), 1, 0, true);
     expect(&plan, plan_prompt_flags(0) | STEP_EXACT, 19, 0, true);
     refused(&plan, plan_prompt_flags(0), 20, "of prompts, more than the 19 of list 0");
