@@ -36,7 +36,7 @@ struct list {
 struct settings {
     const char *model;
     struct list threads, prompts, outputs;
-    long gpu_layers, context, depth, requests, warmup, batch, ubatch, cpu_experts, seed;
+    long gpu_layers, split, context, depth, requests, warmup, batch, ubatch, cpu_experts, seed;
     const char *type_k, *type_v, *backends;
     long kv_on_cpu, no_host, no_op_offload, no_flash, no_mmap, random_tokens, verbose;
     const char *overrides[OVERRIDES_MOST];
@@ -153,6 +153,8 @@ static int read_options(int argc, char **argv, struct settings *s)
     const struct option options[] = {
         {"--model", OPTION_TEXT, &s->model, 0, 0, "the file (required)"},
         {"--ngl", OPTION_NUMBER, &s->gpu_layers, 0, 9999, "layers on the GPU (0)"},
+        {"--split", OPTION_NUMBER, &s->split, 0, 3,
+         "over several GPUs: 0 not, 1 by layers, 2 by rows, 3 by tensors (1)"},
         {"--threads", OPTION_LIST, &s->threads, 1, 1024, "threads, or some to try (all CPUs)"},
         {"--prompt", OPTION_LIST, &s->prompts, 0, 1 << 24, "tokens of each case's prompt (128)"},
         {"--output", OPTION_LIST, &s->outputs, 1, 1 << 20,
@@ -250,6 +252,7 @@ static void load(struct bench *bench)
     needed = longer(s->depth + needed, s->context);
     struct llama_model_params model = llama_model_default_params();
     model.n_gpu_layers = (int32_t)s->gpu_layers;
+    model.split_mode = (enum llama_split_mode)s->split;
     model.tensor_buft_overrides = overrides_of(s);
     model.no_host = s->no_host;
     if (s->no_mmap) model.load_mode = LLAMA_LOAD_MODE_NONE;
@@ -455,6 +458,7 @@ int main(int argc, char **argv)
     struct settings settings = {.threads = {{sysconf(_SC_NPROCESSORS_ONLN)}, 1},
                                 .prompts = {{128}, 1},
                                 .outputs = {{64}, 1},
+                                .split = 1,
                                 .requests = 3,
                                 .warmup = 1,
                                 .batch = 2048,
