@@ -200,8 +200,7 @@ static void write_plan(const struct helm_plan_info *p, struct cli_text *out)
     exposition_sample(out, step, "bound", "low", p->decode_seconds_low);
     exposition_sample(out, step, "bound", "expected", p->decode_seconds);
     exposition_sample(out, step, "bound", "high", p->decode_seconds_high);
-    exposition_family(out, first, "gauge",
-                      "Forecast at the start of the first token after --prompt tokens.");
+    exposition_family(out, first, "gauge", "Forecast at the start of the first token after --prompt tokens.");
     exposition_sample(out, first, "bound", "low", p->ttft_seconds_low);
     exposition_sample(out, first, "bound", "expected", p->ttft_seconds);
     exposition_sample(out, first, "bound", "high", p->ttft_seconds_high);
