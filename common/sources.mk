@@ -90,6 +90,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
+  common/model/vocabulary.c \
   common/model/weigh.c \
   common/plan/disk.c \
   common/plan/kv_tiers.c \
