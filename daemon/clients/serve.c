@@ -190,6 +190,11 @@ static void on_mask(struct serve *serve, struct asker asker, struct request *req
     batcher_take_mask(serve->batcher, &asker, &request->mask, request->mask_index, NULL, units_now_us());
 }
 
+static void on_resume(struct serve *serve, struct asker asker, struct request *request)
+{
+    batcher_resume(serve->batcher, &asker, &request->resume, NULL);
+}
+
 static void on_status(struct serve *serve, struct asker asker, struct request *request)
 {
     (void)request;
@@ -282,6 +287,7 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
     [REQUEST_GENERATE] = on_generate,
     [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_RESUME] = on_resume,
     [REQUEST_STATUS] = on_status,
     [REQUEST_MODEL_INFO] = on_model_info,
     [REQUEST_PLAN] = on_plan,
@@ -324,6 +330,8 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
         batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
     else if (rc)
+    else if (rc && request.kind == REQUEST_RESUME)
+        batcher_resume(serve->batcher, &asker, &request.resume, error.text);
         serve_error(serve, asker, error.code, error.text);
     else
         handlers[request.kind](serve, asker, &request);

@@ -78,8 +78,7 @@ void batcher_free_left(struct batcher *batcher, uint32_t slot)
     kv_pages_shrink(&batcher->pages, row, &left->left_pages, 0);
 }
 
-/* Steps in flight may still compute on the slot: it stays unchanged until they are done. */
-static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
+void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
 {
     if (seq->slot == SEQUENCE_NO_SLOT) return;
     struct batcher_slot *slot = &batcher->slot[seq->slot];
@@ -216,15 +215,16 @@ static struct turns batcher_turns_of(const struct batcher *batcher, const struct
 }
 
 /* Every sequence as it will be when the steps in flight are done, if none of their tokens ends it. One that
- * then has all its tokens is left out, and keeps its slot. Those that run are given what others computed of
- * their prompts meanwhile. */
+ * then has all its tokens is left out, and keeps its slot; if it stays, others may take that. Those that run
+ * are given what others computed of their prompts meanwhile. */
 static uint32_t batcher_fill_view(struct batcher *batcher)
 {
     uint32_t n = 0;
     struct scheduler_seq *view = batcher->view;
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
-        if (batcher_ended(seq) || sequence_output_count(seq) + seq->asked >= seq->max_tokens) continue;
+        const bool whole = sequence_output_count(seq) + seq->asked >= seq->max_tokens;
+        if (batcher_ended(seq) || (whole && !seq->stays)) continue;
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;

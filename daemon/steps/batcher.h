@@ -35,6 +35,10 @@
  * position: the rest of the row is computed over, in pages by the next row, and fixed states begin with a
  * snapshot that the row left in front of its drafts (snapshots.h).
  *
+ * Requests that stay. One that has all its tokens may wait for a Resume, which takes back what its client
+ * knows better. It keeps its slot and its pages, as one that waits for a mask does, for BATCHER_STAYS_US; the
+ * scheduler may take both.
+ *
  * Answers again. In an invariant plan the pages of an answer are not those of a prompt with the same tokens.
  * While there is nothing else to do they are computed again as a prompt's, for later prompts that contain the
  * answer (batcher_again.c).
@@ -65,6 +69,7 @@
 #define BATCHER_MASK_WAIT_US  2000
 #define BATCHER_MASK_LIMIT_US 10000000
 #define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */
+#define BATCHER_STAYS_US      60000000
 
 #define BATCHER_AGAIN_MAX 8
 
@@ -201,6 +206,11 @@ void batcher_again_take(struct batcher *batcher, struct sequence *seq);
  * again. */
 HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
 /* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
+/* Goes on with a client's request that stays. One that is not due, or does not fit, ends the request, and so
+ * does a wrong one (`wrong` says why; NULL: it is right); one for no open request is dropped. */
+void batcher_resume(struct batcher *batcher, const struct asker *asker, const struct request_resume *resume,
+                    const char *wrong);
+
 uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
 /* A request has come: it goes first. */
 void batcher_again_yield(struct batcher *batcher);

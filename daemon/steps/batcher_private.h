@@ -5,6 +5,8 @@
 
 /* A slot's row of the page table. */
 uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot);
+/* Steps in flight may still compute on the slot: it stays unchanged until they are done. */
+void batcher_leave_slot(struct batcher *batcher, struct sequence *seq);
 /* The sequence's tokens into its slot's history. */
 void batcher_write_history(const struct batcher *batcher, const struct sequence *seq);
 /* The pages of the sequence that left the slot, which no step in flight has any more. */

@@ -148,6 +148,63 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
     sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
 }
 
+/* What of it is computed stays, up to the tokens that change. Pages that other requests may have found are
+ * not written again, and what its layers keep apart from pages is of its end alone: then it goes back to in
+ * front of its slot, as if others had taken its pages. */
+static void go_on_from(struct batcher *batcher, struct sequence *seq, uint32_t stands)
+{
+    const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens,
+                   known = seq->scope == SEQUENCE_NO_SCOPE ? 0 : seq->cached / page_tokens * page_tokens;
+    if (seq->slot == SEQUENCE_NO_SLOT) return;
+    if (stands > seq->cached) stands = seq->cached;
+    if (stands < known || batcher->snapshots.on || batcher->pages.windows.on ||
+        plan_kv_tiered(batcher->with.plan)) {
+        batcher_leave_slot(batcher, seq);
+        return;
+    }
+    seq->cached = seq->rung = stands;
+    seq->redo = 0;
+    batcher_write_history(batcher, seq);
+}
+
+void batcher_resume(struct batcher *batcher, const struct asker *asker, const struct request_resume *resume,
+                    const char *wrong)
+{
+    struct sequence *seq = (struct sequence *)batcher_find_request(batcher, asker->client, asker->request_id);
+    const uint32_t context = arena_header_of(batcher->with.arena)->context_tokens;
+    struct helm_err err = {0};
+    int rc = 0;
+    if (!seq || batcher_ended(seq)) return;
+    const uint64_t count = (uint64_t)seq->prompt_count + resume->keep + resume->count;
+    if (wrong)
+        rc = helm_fail(&err, HELM_E_FORMAT, "%s", wrong);
+    else if (!sequence_is_waiting(seq) || seq->asked)
+        rc = helm_fail(&err, HELM_E_FORMAT, "a Resume came for a request that does not wait for one");
+    else if (resume->keep > sequence_output_count(seq))
+        rc = helm_fail(&err, HELM_E_FORMAT, "keep is %u, the answer has %u tokens", resume->keep,
+                       sequence_output_count(seq));
+    else if (count + resume->max_tokens > context)
+        rc = helm_fail(&err, HELM_E_LIMIT, "%llu tokens and %u more do not fit the context of %u",
+                       (unsigned long long)count, resume->max_tokens, context);
+    if (!rc) rc = sequence_resume(seq, resume, &err);
+    if (rc) {
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
+        return;
+    }
+    const uint32_t stands = seq->prompt_count + resume->keep;
+    go_on_from(batcher, seq, stands < seq->token_count ? stands : seq->token_count - 1);
+}
+
+/* When a request that stays is not waited for any more; 0: it does not wait. */
+static uint64_t stay_deadline(struct sequence *seq, uint64_t now_us)
+{
+    if (!sequence_is_waiting(seq) || seq->asked) return 0;
+    const uint64_t limit = seq->last_us + BATCHER_STAYS_US;
+    if (limit > now_us) return limit;
+    sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "its client did not resume it for 60 s");
+    return 0;
+}
+
 /* When a request that waits for a mask is cancelled, or others stop waiting for it; 0: it waits for no
  * mask. */
 static uint64_t mask_deadline(struct sequence *seq, uint64_t now_us)
@@ -168,8 +225,9 @@ uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         if (seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
-        const uint64_t mask_us = mask_deadline(seq, now_us);
-        if (mask_us && (next == 0 || mask_us < next)) next = mask_us;
+        const uint64_t waits_us[] = {mask_deadline(seq, now_us), stay_deadline(seq, now_us)};
+        for (int w = 0; w < 2; w++)
+            if (waits_us[w] && (next == 0 || waits_us[w] < next)) next = waits_us[w];
         if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
         if (seq->deadline_us <= now_us)
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");

@@ -41,7 +41,7 @@ enum frame_bytes {
     FRAME_BIAS = FRAME_LENGTH + FRAME_TOKEN + FRAME_TAG + FRAME_FLOAT,
     FRAME_SAMPLING = FRAME_LENGTH + 6 * (FRAME_TAG + FRAME_FLOAT) + 2 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
-    FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
+    FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 5 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH +
                      REQUEST_MARKS_MAX * FRAME_TOKEN + FRAME_LENGTH + FRAME_TAG + FRAME_VARINT +
                      REQUEST_PREDICTION_MAX * FRAME_TOKEN + FRAME_LENGTH +
@@ -377,12 +377,14 @@ static int parse_generate(const Helm__V1__Request *body, const struct request_li
     int rc = parse_label(in->label, out, error);
     if (!rc) rc = parse_logprobs(in, limits, &out->sampling, error);
     if (!rc) rc = parse_sampling(in->sampling, limits, out, error);
+    out->stays = in->stays;
     if (!rc && in->mask && in->mask->index)
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
     if (!rc) rc = parse_room(in, limits, out, error);
     if (!rc) rc = parse_prompt(in->prompt, in->n_prompt, limits, out, error);
     if (!rc) rc = parse_speculate(in, limits, out, error);
+    if (!rc && in->mask && in->stays) rc = REFUSE_BOUND("a request with a mask cannot stay");
     return rc ? rc : parse_marks(in, out, error);
 }
 
@@ -479,6 +481,20 @@ static int parse_cancel(const Helm__V1__Request *in, const struct request_limits
                         struct request *request, struct request_error *error)
 {
     (void)limits;
+static int parse_resume(const Helm__V1__Request *body, const struct request_limits *limits,
+                        struct request *request, struct request_error *error)
+{
+    const Helm__V1__Resume *in = body->resume;
+    struct request_resume *out = &request->resume;
+    if (in->n_tokens > limits->context)
+        return REFUSE_CONTEXT("tokens has %zu entries, the context holds %u", in->n_tokens, limits->context);
+    if (in->max_tokens == 0) return REFUSE_BOUND("max_tokens is 0, a request goes on for at least one");
+    out->keep = in->keep;
+    out->count = (uint32_t)in->n_tokens;
+    out->max_tokens = in->max_tokens;
+    return out->count ? copy_tokens("tokens", in->tokens, out->count, limits, &out->tokens, error) : 0;
+}
+
     request->cancel_id = in->cancel->id;
     request->cancel_request_id = in->cancel->request_id;
     if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
@@ -497,6 +513,7 @@ static const struct {
     [HELM__V1__REQUEST__BODY_STATUS] = {REQUEST_STATUS, NULL},
     [HELM__V1__REQUEST__BODY_MODEL_INFO] = {REQUEST_MODEL_INFO, NULL},
     [HELM__V1__REQUEST__BODY_PLAN] = {REQUEST_PLAN, NULL},
+    [HELM__V1__REQUEST__BODY_RESUME] = {REQUEST_RESUME, parse_resume},
     [HELM__V1__REQUEST__BODY_LIST] = {REQUEST_LIST, NULL},
     [HELM__V1__REQUEST__BODY_MASK] = {REQUEST_MASK, parse_next_mask},
     [HELM__V1__REQUEST__BODY_EMBED] = {REQUEST_EMBED, parse_embed},
@@ -570,3 +587,4 @@ void request_free(struct request *request)
     free(request->session.data);
     memset(request, 0, sizeof *request);
 }
+    free(request->resume.tokens);

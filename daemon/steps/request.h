@@ -42,7 +42,8 @@ enum request_kind {
     REQUEST_SESSION_RESTORE,
     REQUEST_SESSION_READ,
     REQUEST_SESSION_WRITE,
-    REQUEST_SESSION_END
+    REQUEST_SESSION_END,
+    REQUEST_RESUME
 };
 
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
@@ -59,10 +60,16 @@ struct request_generate {
     uint32_t mark[REQUEST_MARKS_MAX], mark_count; /* positions in the prompt, rising */
     enum request_speculate speculate;
     uint32_t *prediction, prediction_count; /* that the answer may repeat; owned */
-    bool ignore_eos;
+    bool ignore_eos, stays;
     uint32_t deadline_ms;
     char label[REQUEST_LABEL_MAX + 1];
     uint32_t *mask; /* of the first token: bits, request_mask_words of them; owned; NULL: not constrained */
+};
+
+/* Of a request that stays: its answer is replaced from number `keep` on, and goes on. */
+struct request_resume {
+    uint32_t keep, count, max_tokens;
+    uint32_t *tokens; /* [count]; owned */
 };
 
 #define REQUEST_WEIGHTS_MAX  32
@@ -93,6 +100,7 @@ struct request {
     uint64_t cancel_id, cancel_request_id;
     uint32_t *mask, mask_index; /* REQUEST_MASK; owned, as above */
     struct request_session session;
+    struct request_resume resume;
 };
 
 struct request_limits {

@@ -31,6 +31,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     memcpy(seq->mark, request->mark, request->mark_count * sizeof *seq->mark);
     seq->mark_count = request->mark_count;
     seq->ignore_eos = request->ignore_eos;
+    seq->stays = request->stays;
     seq->pooling = request->pooling;
     memcpy(seq->label, request->label, sizeof seq->label);
     *out = seq;
@@ -69,8 +70,23 @@ int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos, ui
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_EOS, "");
     for (uint32_t i = 0; i < seq->stop_count; i++)
         if (seq->stop[i] == token) sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_STOP, "");
-    if (sequence_output_count(seq) >= seq->max_tokens)
+    if (sequence_output_count(seq) >= seq->max_tokens && !seq->stays)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_LENGTH, "");
+    return 0;
+}
+
+int sequence_resume(struct sequence *seq, const struct request_resume *resume, struct helm_err *err)
+{
+    const uint32_t stands = seq->prompt_count + resume->keep, count = stands + resume->count;
+    if (count > seq->token_capacity) {
+        uint32_t *grown = realloc(seq->tokens, count * sizeof *grown);
+        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tokens", count);
+        seq->tokens = grown;
+        seq->token_capacity = count;
+    }
+    if (resume->count) memcpy(seq->tokens + stands, resume->tokens, resume->count * sizeof *seq->tokens);
+    seq->token_count = count;
+    seq->max_tokens = resume->keep + resume->count + resume->max_tokens;
     return 0;
 }
 

@@ -132,6 +132,7 @@ struct sequence {
 
 /* Takes the prompt out of `request`. */
 HELM_MUST_CHECK int sequence_create(struct request_generate *request, struct sequence **out,
+    bool stays; /* with all its tokens it waits for more (batcher_resume) instead of ending */
                                     struct helm_err *err);
 void sequence_free(struct sequence *seq);
 
@@ -147,10 +148,15 @@ HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const 
  * it. HELM_E_FORMAT: a number is not finite. */
 HELM_MUST_CHECK int sequence_embed(struct sequence *seq, const double *pooled, uint32_t hidden,
                                    struct helm_err *err);
-/* Whether its next token may not be computed yet: the mask is missing, or in use. */
+/* Whether it stays, and has all its tokens once the steps in flight are done. */
+static inline bool sequence_is_waiting(const struct sequence *seq)
+{
+    return seq->stays && sequence_output_count(seq) + seq->asked >= seq->max_tokens;
+}
+/* Whether its next token may not be computed yet: the mask is missing, or in use; or it waits. */
 static inline bool sequence_is_held(const struct sequence *seq)
 {
-    return seq->mask && (!seq->mask_there || seq->asked > 0);
+    return sequence_is_waiting(seq) || (seq->mask && (!seq->mask_there || seq->asked > 0));
 }
 /* Ends it (first call wins). */
 void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const char *detail);
@@ -158,3 +164,6 @@ void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const 
 void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Timings *timings);
 /* "queued", "prefill", "decode". */
 const char *sequence_state_name(const struct sequence *seq);
+/* Replaces its output from number `keep` on, for a Resume. */
+HELM_MUST_CHECK int sequence_resume(struct sequence *seq, const struct request_resume *resume,
+                                    struct helm_err *err);
