@@ -108,6 +108,7 @@ enum helm_speculate {
         2, /* as went on when the text last read like this; HELM_E_FORMAT if helmd has no room */
     HELM_SPECULATE_AUTO = 3, /* the same, with as many drafts as make the answer faster, or none */
     HELM_SPECULATE_MTP = 4, /* as the model's own layer of drafts guesses; refused if helmd has not read it */
+    HELM_SPECULATE_DRAFT = 5, /* as helmd's draft model guesses; refused if it has none */
 };
 
 /* A request to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
@@ -329,12 +330,13 @@ struct helm_status {
      * to others. */
     uint32_t snapshots, snapshots_total;
     uint64_t snapshot_bytes, snapshot_hits_total, snapshots_dropped_total;
-    const char *speculate; /* "off", "ngram", "auto", "mtp": of requests that do not say */
+    const char *speculate; /* "off", "ngram", "auto", "mtp", "draft": of requests that do not say */
     uint32_t draft_tokens; /* of a sequence in a step at most; 0: no request has drafts */
     uint64_t tokens_drafted_total, tokens_accepted_total;
     /* Seconds of requests in steps with drafts, and those that steps without would have taken for the same
      * tokens by forecast */
     double seconds_with_drafts, seconds_without_drafts;
+    const char *draft_model; /* it, its memory and its times in words; "": none */
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

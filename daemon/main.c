@@ -1,9 +1,9 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
- * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
- * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails:
- * workers and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2
- * usage, 4 refused to start, 5 failed. */
+ * configuration -> model -> run directory and locks -> keeper -> draft model -> device, profile, plan and
+ * memory ledgers -> arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8
+ * activations fails: workers and arena back, another plan, arena and workers again (remake). Exit status: 0
+ * ended on request, 2 usage, 4 refused to start, 5 failed. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -81,6 +81,11 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = read_model(c, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
+    if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
+    if (!rc) rc = keeper_start(&d->rundir, &d->keeper, err);
+    if (!rc) d->zmq = zmq_ctx_new();
+    if (!rc && !d->zmq) rc = helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
+    if (!rc) rc = drafting_open(d, err);
     if (!rc) rc = machine_look(d, err);
     if (!rc) rc = planning_make(d, err); /* here it is decided whether the layer of drafts is read */
     if (!rc) name_skipped(&d->model);
@@ -88,13 +93,9 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = serving_check_room(d, err);
     if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
-    if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
-    if (!rc) rc = keeper_start(&d->rundir, &d->keeper, err);
     if (!rc) rc = arena_create(&d->arena_spec, &d->arena, err);
     if (rc) return rc;
     metrics_init(&d->metrics);
-    d->zmq = zmq_ctx_new();
-    if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
     const struct request_limits limits = {.vocab = d->model.config.vocab, .context = d->plan.context_tokens};
     const struct client_socket_options clients = {.endpoints = &d->rundir.endpoints,
                                                   .curve_secret_key_file = c->curve_secret_key_file,
@@ -111,6 +112,7 @@ static void stop(struct helmd *d)
 {
     workers_close(&d->workers);
     client_socket_close(&d->clients);
+    drafter_close(&d->drafter);
     if (d->zmq) zmq_ctx_term(d->zmq);
     sessions_free(&d->sessions);
     batcher_free(&d->batcher);

@@ -3,6 +3,7 @@
 DAEMON_SRC := \
   daemon/children/accelerator.c \
   daemon/children/child_run.c \
+  daemon/children/drafter.c \
   daemon/children/keeper.c \
   daemon/children/profiling.c \
   daemon/children/rundir.c \
@@ -89,6 +90,7 @@ DAEMON_SRC := \
   daemon/planner/tiers_score.c \
   daemon/planner/unpacking.c \
   daemon/start/config.c \
+  daemon/start/drafting.c \
   daemon/start/loop.c \
   daemon/start/machine.c \
   daemon/start/planning.c \
@@ -96,6 +98,7 @@ DAEMON_SRC := \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
   daemon/steps/batcher_again.c \
+  daemon/steps/batcher_drafter.c \
   daemon/steps/batcher_drafts.c \
   daemon/steps/batcher_requests.c \
   daemon/steps/batcher_results.c \

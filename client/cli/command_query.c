@@ -68,14 +68,15 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
 {
     cli_text_fill(out, "{");
     cli_text_members(out, JSON_MEMBER(s, version), JSON_MEMBER(s, state), JSON_MEMBER(s, kv_dtype),
-                     JSON_MEMBER(s, prefix_cache), JSON_MEMBER(s, speculate), JSON_MEMBER(s, activations),
-                     JSON_MEMBER(s, invariant), JSON_MEMBER(s, uptime_ms), JSON_MEMBER(s, running),
-                     JSON_MEMBER(s, queued), JSON_MEMBER(s, queue_limit), JSON_MEMBER(s, kv_pages_used),
-                     JSON_MEMBER(s, kv_pages_total), JSON_MEMBER(s, requests_total),
-                     JSON_MEMBER(s, tokens_prompt_total), JSON_MEMBER(s, tokens_output_total),
-                     JSON_MEMBER(s, steps_total), JSON_SECONDS(s, seconds_linear),
-                     JSON_SECONDS(s, seconds_attention), JSON_SECONDS(s, seconds_sample),
-                     JSON_SECONDS(s, seconds_idle), JSON_SECONDS(s, seconds_steps));
+                     JSON_MEMBER(s, prefix_cache), JSON_MEMBER(s, speculate), JSON_MEMBER(s, draft_model),
+                     JSON_MEMBER(s, activations), JSON_MEMBER(s, invariant), JSON_MEMBER(s, uptime_ms),
+                     JSON_MEMBER(s, running), JSON_MEMBER(s, queued), JSON_MEMBER(s, queue_limit),
+                     JSON_MEMBER(s, kv_pages_used), JSON_MEMBER(s, kv_pages_total),
+                     JSON_MEMBER(s, requests_total), JSON_MEMBER(s, tokens_prompt_total),
+                     JSON_MEMBER(s, tokens_output_total), JSON_MEMBER(s, steps_total),
+                     JSON_SECONDS(s, seconds_linear), JSON_SECONDS(s, seconds_attention),
+                     JSON_SECONDS(s, seconds_sample), JSON_SECONDS(s, seconds_idle),
+                     JSON_SECONDS(s, seconds_steps));
     cli_text_fill(out, "'load_seconds_left':$,", cli_value_fixed(s->load_seconds_left, 3));
     cli_text_members(out, JSON_MEMBER(s, kv_token_bytes), JSON_MEMBER(s, kv_pages_cached),
                      JSON_MEMBER(s, prefix_hits_total), JSON_MEMBER(s, tokens_cached_total),
@@ -183,6 +184,7 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
             cli_text_printf(out, "; %.2f times the forecast speed of steps without",
                             s->seconds_without_drafts / s->seconds_with_drafts);
     }
+    if (s->draft_model[0]) cli_text_say(out, "\ndraft      $", CLEAN(s->draft_model));
     if (s->activations[0]) cli_text_say(out, "\nproducts   $", CLEAN(s->activations));
     if (s->invariant[0]) cli_text_say(out, "\ninvariant  $", CLEAN(s->invariant));
     cli_text_printf(out, "\ntime       linear %.2f s, attention %.2f s, sampling %.2f s, idle %.2f s\n",

@@ -84,8 +84,8 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
         SAME(from, kv_places_total), SAME(from, prefix_hits_total), SAME(from, prefix_evictions_total),
         SAME(from, tokens_cached_total), SAME(from, snapshots), SAME(from, snapshots_total),
         SAME(from, snapshots_dropped_total), SAME(from, snapshot_bytes), SAME(from, snapshot_hits_total),
-        TEXT(from, speculate), SAME(from, draft_tokens), SAME(from, tokens_drafted_total),
-        SAME(from, tokens_accepted_total), SAME(from, seconds_with_drafts),
+        TEXT(from, speculate), TEXT(from, draft_model), SAME(from, draft_tokens),
+        SAME(from, tokens_drafted_total), SAME(from, tokens_accepted_total), SAME(from, seconds_with_drafts),
         SAME(from, seconds_without_drafts), SAME(from, experts_used_total), SAME(from, experts_present_total),
         SAME(from, experts_moved_total),
         /* counters */

@@ -12,6 +12,7 @@
 #include "common/model/gguf.h"
 
 #define GENERATION_CONFIG_MAX ((size_t)1 << 20)
+#define SPECULATE_CHOICES     "off|ngram|auto|mtp|draft"
 
 /* On the wire these are floats, and 0 says that they are not given: "off", the opposite of what a tiny value
  * means. */
@@ -48,20 +49,24 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
          .target = &options->ignore_eos},
         {"show-special", 0, ARGS_FLAG, NULL, "keep special tokens such as <|im_end|> in the text",
          .target = &options->show_special},
-        {"speculate", 0, ARGS_CHOICE, "off|ngram|auto|mtp",
+        {"speculate", 0, ARGS_CHOICE, SPECULATE_CHOICES,
          "try tokens that the text said before, and keep those that fit;\n"
          "auto: as many as make the answer faster (default: as helmd does)",
-         .target = &options->speculate, .choices = "off|ngram|auto|mtp"},
+         .target = &options->speculate, .choices = SPECULATE_CHOICES},
     };
     memcpy(table, rows, sizeof rows);
 }
 
 enum helm_speculate sampling_speculate(const struct sampling_options *options)
 {
-    if (!options->speculate) return HELM_SPECULATE_DEFAULT;
-    if (strcmp(options->speculate, "off") == 0) return HELM_SPECULATE_OFF;
-    if (strcmp(options->speculate, "mtp") == 0) return HELM_SPECULATE_MTP;
-    return strcmp(options->speculate, "auto") == 0 ? HELM_SPECULATE_AUTO : HELM_SPECULATE_NGRAM;
+    static const char *const names[] = {[HELM_SPECULATE_OFF] = "off",
+                                        [HELM_SPECULATE_NGRAM] = "ngram",
+                                        [HELM_SPECULATE_AUTO] = "auto",
+                                        [HELM_SPECULATE_MTP] = "mtp",
+                                        [HELM_SPECULATE_DRAFT] = "draft"};
+    for (int i = HELM_SPECULATE_OFF; options->speculate && i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(options->speculate, names[i]) == 0) return (enum helm_speculate)i;
+    return HELM_SPECULATE_DEFAULT;
 }
 
 /* A checkpoint's defaults of sampling: bounds, and the value that means "off". */

@@ -3,6 +3,7 @@
 #include "common/base/args.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +48,10 @@ static int list_add(struct args_list *list, const char *what, const char *text, 
 
 static int check_choice(const char *what, const char *choices, const char *text, struct helm_err *err)
 {
-    if (suggest_knows(choices, '|', text)) return 0;
+    char head[32];
+    const char *equals = strchr(text, '=');
+    if (equals) snprintf(head, sizeof head, "%.*s", (int)(equals + 1 - text), text);
+    if (suggest_knows(choices, '|', text) || (equals && suggest_knows(choices, '|', head))) return 0;
     return helm_fail(err, HELM_E_USAGE, "%s: '%.60s' is none of %s", what, text, choices);
 }
 

@@ -41,7 +41,8 @@ enum args_kind {
     ARGS_FLAG,   /* no value;  target: bool *, set to true */
     ARGS_TEXT,   /* any text;  target: const char ** */
     ARGS_LIST,   /* repeated;  target: struct args_list * */
-    ARGS_CHOICE, /* one word of `choices` (separated by '|'); target: const char ** */
+    ARGS_CHOICE, /* one word of `choices`, which '|' divides, or any text after one with '='; target: const
+                    char ** */
     ARGS_SIZE,   /* 8GiB;      target: uint64_t * */
     ARGS_U64,    /* in [min, max]; target: uint64_t *; of a value called TOKENS also 4k */
     ARGS_DOUBLE, /* in [min, max]; target: double * */

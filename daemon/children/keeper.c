@@ -1,8 +1,8 @@
 /* The keeper of a killed helmd's belongings. See keeper.h. keeper_main is the child's; the rest is helmd's
  * side.
  *
- * One line a message: "+PID", "-PID", "f PATH" (file), "d PATH" (directory), "q" (farewell). Lines are
- * shorter than PIPE_BUF, so each write is whole or not at all. */
+ * One line a message: "+PID", "~PID" (a helmd), "-PID", "f PATH" (file), "d PATH" (directory), "q"
+ * (farewell). Lines are shorter than PIPE_BUF, so each write is whole or not at all. */
 #include "daemon/children/keeper.h"
 
 #include <errno.h>
@@ -22,6 +22,7 @@
 #define KEEPER_WORKERS_MAX 64
 #define KEEPER_PATHS_MAX   256
 #define KEEPER_LINE_MAX    256
+#define KEEPER_DAEMON_MS   3000 /* that a helmd has to end in order */
 
 /* ---- helmd's side ------------------------------------------------------------------------------------- */
 
@@ -87,6 +88,11 @@ void keeper_add_worker(const struct keeper *keeper, pid_t pid)
     keeper_tell(keeper, "+%ld\n", (long)pid);
 }
 
+void keeper_add_daemon(const struct keeper *keeper, pid_t pid)
+{
+    keeper_tell(keeper, "~%ld\n", (long)pid);
+}
+
 void keeper_drop_worker(const struct keeper *keeper, pid_t pid)
 {
     keeper_tell(keeper, "-%ld\n", (long)pid);
@@ -114,6 +120,7 @@ struct estate {
     struct {
         pid_t pid;
         int pidfd; /* pins the identity: a number that was given to another process is never killed */
+        bool daemon;
     } worker[KEEPER_WORKERS_MAX];
     int workers;
     char path[KEEPER_PATHS_MAX][KEEPER_LINE_MAX];
@@ -125,7 +132,8 @@ struct estate {
 static void estate_take_line(struct estate *e, const char *line)
 {
     pid_t pid = (pid_t)strtol(line + 1, NULL, 10);
-    if (line[0] == '+' && e->workers < KEEPER_WORKERS_MAX) {
+    if ((line[0] == '+' || line[0] == '~') && e->workers < KEEPER_WORKERS_MAX) {
+        e->worker[e->workers].daemon = line[0] == '~';
         e->worker[e->workers].pid = pid;
         e->worker[e->workers++].pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     } else if (line[0] == '-') {
@@ -147,8 +155,13 @@ static void estate_settle(struct estate *e)
 {
     for (int i = 0; i < e->workers; i++) {
         if (e->worker[i].pidfd < 0) continue; /* already gone when we were told */
-        syscall(SYS_pidfd_send_signal, e->worker[i].pidfd, SIGKILL, NULL, 0);
         struct pollfd ended = {.fd = e->worker[i].pidfd, .events = POLLIN};
+        if (e->worker[i].daemon) {
+            syscall(SYS_pidfd_send_signal, e->worker[i].pidfd, SIGTERM, NULL, 0);
+            syscall(SYS_pidfd_send_signal, e->worker[i].pidfd, SIGCONT, NULL, 0); /* if it is stopped */
+            if (poll(&ended, 1, KEEPER_DAEMON_MS) > 0) continue;
+        }
+        syscall(SYS_pidfd_send_signal, e->worker[i].pidfd, SIGKILL, NULL, 0);
         poll(&ended, 1, 1000);
     }
     for (int i = 0; i < e->paths; i++)

@@ -314,6 +314,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
                                           .context = serve->context,
                                           .draft_tokens = serve->batcher->with.plan->draft_tokens,
                                           .draft_layers = serve->batcher->with.plan->draft_layers,
+                                          .draft_model = serve->batcher->with.drafter != NULL,
                                           .names_users = frame->names_users};
     int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
     struct asker asker = {.client = frame->client,
@@ -329,9 +330,9 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     }
     if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
         batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
-    else if (rc)
     else if (rc && request.kind == REQUEST_RESUME)
         batcher_resume(serve->batcher, &asker, &request.resume, error.text);
+    else if (rc)
         serve_error(serve, asker, error.code, error.text);
     else
         handlers[request.kind](serve, asker, &request);

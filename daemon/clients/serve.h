@@ -59,6 +59,7 @@ struct serve_status {
     Helm__V1__NamedCount end[METRICS_ENDS], *end_at[METRICS_ENDS];
     Helm__V1__NamedCount refusal[METRICS_REFUSALS], *refusal_at[METRICS_REFUSALS];
     Helm__V1__Histogram histogram[METRICS_KINDS];
+    char draft_model[BATCHER_DRAFTER_TEXT];
 };
 
 void serve_status_fill(struct serve_status *out, const struct serve *serve, uint64_t now_us);

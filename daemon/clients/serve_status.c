@@ -180,5 +180,7 @@ void serve_status_fill(struct serve_status *out, const struct serve *serve, uint
     status->load_seconds_left = workers_seconds_left(serve->workers, now_us);
     status->seconds_link = link_seconds(serve);
     fill_cache(status, serve);
+    batcher_describe_drafter(serve->batcher, out->draft_model);
+    status->draft_model = out->draft_model;
     fill_counters(out, m);
 }

@@ -18,6 +18,7 @@
 #define OPTION_COUNT_MAX 64
 #define OWNED_MAX        256
 #define GATEWAY_GROUP    "helm-gateways" /* systemd/helm.sysusers */
+#define DRAFT_EQUALS     "draft="
 
 struct option_table {
     struct args_option option[OPTION_COUNT_MAX];
@@ -85,11 +86,16 @@ static void table_build(struct option_table *t, struct config *c)
         {"speculate", 0, ARGS_CHOICE, REQUEST_SPECULATE_CHOICES,
          "guess several tokens of an answer at once from what the text said before,\n"
          "and keep those that the model would have drawn; auto: as many as make\n"
-         "the answer faster, or none; mtp: as the model's own layer of drafts\nguesses (default off)",
-         .target = &c->speculate_name, .choices = REQUEST_SPECULATE_CHOICES},
+         "the answer faster, or none; mtp: as the model's own layer of drafts\nguesses; draft: as the "
+         "draft model guesses; draft=MODEL: the same, and it is MODEL\n"
+         "(default off, draft with --draft-model)",
+         .target = &c->speculate_name, .choices = REQUEST_SPECULATE_CHOICES "|draft|" DRAFT_EQUALS},
+        {"draft-model", 0, ARGS_TEXT, "MODEL",
+         "a small model of the same vocabulary, as --model takes it, whose guesses are drafts",
+         .target = &c->draft_model},
         {"draft-tokens", 0, ARGS_U64, "N",
          "guessed tokens of a sequence in a step at most; 0: none, whatever requests say\n"
-         "(default 4 with --speculate ngram, 15 with auto, 3 with mtp, else 0)",
+         "(default 4 with --speculate ngram or draft, 15 with auto, 3 with mtp, else 0)",
          .target = &c->draft_tokens, .max = ENGINE_DRAFTS_MAX},
         {"prefix-cache", 0, ARGS_CHOICE, "on|off|peer",
          "do not compute the beginning of a prompt that is in the KV pool\n"
@@ -313,6 +319,36 @@ static int read_groups(struct config *c, struct helm_err *err)
     return rc ? rc : read_group("gateway-group", gateways, &c->gateway_group, err);
 }
 
+static int check_speculate(struct config *c, struct helm_err *err)
+{
+    const size_t equals = strlen(DRAFT_EQUALS);
+    if (c->speculate_name && strncmp(c->speculate_name, DRAFT_EQUALS, equals) == 0) {
+        if (c->draft_model)
+            return helm_fail(err, HELM_E_USAGE, "--speculate %.200s and --draft-model: give one of them",
+                             c->speculate_name);
+        c->draft_model = c->speculate_name + equals;
+        c->speculate_name = "draft";
+    }
+    if (!c->speculate_name) c->speculate_name = c->draft_model ? "draft" : "off";
+    c->speculate = request_speculate_named(c->speculate_name);
+    if (c->speculate == REQUEST_SPECULATE_DRAFT && !c->draft_model)
+        return helm_fail(err, HELM_E_USAGE, "--speculate draft needs --draft-model MODEL");
+    if (c->draft_model && !*c->draft_model)
+        return helm_fail(err, HELM_E_USAGE, "--draft-model: the model has no name");
+    if (c->speculate == REQUEST_SPECULATE_MTP && c->draft_model)
+        return helm_fail(err, HELM_E_USAGE,
+                         "--speculate mtp takes drafts from the model itself: it has no --draft-model");
+    /* with a draft model, requests may ask for drafts even where they have none unless they do */
+    const bool asks = c->draft_model && c->speculate == REQUEST_SPECULATE_OFF;
+    c->draft_tokens =
+        request_speculate_drafts(asks ? REQUEST_SPECULATE_DRAFT : c->speculate, c->draft_tokens);
+    if (!c->draft_tokens && (c->draft_model || c->speculate != REQUEST_SPECULATE_OFF))
+        return helm_fail(err, HELM_E_USAGE, "--%s %s needs --draft-tokens 1 or more",
+                         c->draft_model ? "draft-model" : "speculate",
+                         c->draft_model ? c->draft_model : c->speculate_name);
+    return 0;
+}
+
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -335,11 +371,8 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < PREFIX_SHARINGS; i++)
         if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
             c->sharing = (enum prefix_sharing)i;
-    c->speculate = request_speculate_named(c->speculate_name);
-    c->draft_tokens = request_speculate_drafts(c->speculate, c->draft_tokens);
-    if (c->speculate != REQUEST_SPECULATE_OFF && !c->draft_tokens)
-        return helm_fail(err, HELM_E_USAGE, "--speculate %s needs --draft-tokens 1 or more",
-                         c->speculate_name);
+    rc = check_speculate(c, err);
+    if (rc) return rc;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
@@ -368,7 +401,6 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .log_level_name = "info",
                               .kernels = "",
                               .prefix_cache_name = "on",
-                              .speculate_name = "off",
                               .draft_tokens = REQUEST_NO_DRAFTS,
                               .parallel = 8,
                               .queue = 256,

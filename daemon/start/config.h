@@ -48,6 +48,7 @@ struct config {
     uint64_t snapshot_bytes;                      /* of fixed states; 0: chosen */
     uint64_t step_tokens;                         /* 0: the planner's choice */
     const char *speculate_name;
+    const char *draft_model;          /* NULL: none */
     enum request_speculate speculate; /* of requests that do not say */
     uint64_t draft_tokens;            /* REQUEST_NO_DRAFTS: not given */
     uint64_t parallel, queue, spin_us, drain_seconds;

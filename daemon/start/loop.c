@@ -182,7 +182,8 @@ static void loop_reap_children(struct loop *loop)
             log_warn("the keeper died: starting another");
             keeper_lost(loop->keeper);
             loop->keeper_retry_us = units_now_us();
-        } else if (!workers_child_ended(loop->serve->workers, pid, status)) {
+        } else if (!workers_child_ended(loop->serve->workers, pid, status) &&
+                   !drafter_child_ended(loop->drafter, pid, status)) {
             log_debug("child %ld, not one of ours, ended", (long)pid);
         }
     }
@@ -198,6 +199,7 @@ static void loop_mind_keeper(struct loop *loop, uint64_t now_us)
         return;
     }
     workers_tell_keeper(loop->serve->workers);
+    drafter_tell_keeper(loop->drafter);
 }
 
 static void loop_take_signals(struct loop *loop)
@@ -398,7 +400,10 @@ static uint64_t loop_before_sleep(struct loop *loop)
     else if (loop->serve->draining)
         earlier(&wake_us, loop->drain_end_us);
     earlier(&wake_us, loop_check_between(loop, now_us));
+    drafter_receive(loop->drafter);
     batcher_pump(batcher, now_us);
+    earlier(&wake_us, batcher_waits_for_drafter(batcher, now_us));
+    earlier(&wake_us, drafter_tick(loop->drafter, now_us));
     /* A step still in flight at the end of the grace period is not waited for. */
     if (loop->serve->draining && (batcher_open(batcher) == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
@@ -439,14 +444,16 @@ static void loop_farewell(struct loop *loop)
 int loop_run(struct loop *loop)
 {
     client_socket_on_gone(loop->serve->clients, loop_client_gone, loop);
+    loop_reap_children(loop); /* those that ended before SIGCHLD was watched */
     for (;;) {
-        zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + 3];
+        zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + DRAFTER_POLL_MAX + 3];
         uint64_t wake_us = loop_before_sleep(loop), now_us = units_now_us();
         bool looks;
         if (loop->leaving) break;
         if (loop_look(loop, &looks)) loop_take_result(loop, units_now_us());
         int n = workers_poll_items(loop->serve->workers, items);
         n += client_socket_poll_items(loop->serve->clients, items + n);
+        n += drafter_poll_items(loop->drafter, items + n);
         if (loop->timer_fd >= 0) items[n++] = (zmq_pollitem_t){.fd = loop->timer_fd, .events = ZMQ_POLLIN};
         items[n++] = (zmq_pollitem_t){.fd = loop->signal_fd, .events = ZMQ_POLLIN};
         int parent_at = -1;

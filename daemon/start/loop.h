@@ -23,6 +23,7 @@ struct loop {
     int (*decide)(void *context, bool *again, struct helm_err *err);
     void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;
+    struct drafter *drafter;
     struct rundir *rundir;
     int signal_fd;
     int parent_fd;    /* -1: none */

@@ -185,6 +185,8 @@ int machine_look(struct helmd *d, struct helm_err *err)
     if (!rc) rc = look_at_programs(d, err);
     d->current = d->measured;
     if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
+    uint64_t *available = &request->machine.memory.available_bytes;
+    *available -= d->draft_untouched < *available ? d->draft_untouched : *available;
     if (!rc && !request->wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
         request->wish.threads = rc ? 1 : (uint32_t)cpus.suggested;

@@ -38,7 +38,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     int rc = json_read_file(d->config.plan_file, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
-    if (!rc && d->plan.draft_layers && !d->model.config.drafts &&
+    if (!rc && d->plan.draft_layers && !d->model.config.drafts && !d->config.draft_model &&
         d->config.speculate == REQUEST_SPECULATE_AUTO)
         rc = read_layer(d, err);
     if (!rc) rc = model_cut_experts(&d->model, plan_expert_parts(&d->plan), err);
@@ -95,7 +95,8 @@ static int decide_drafts(struct helmd *d, struct helm_err *err)
                                                 .lay_with_layer = lay_with_layer,
                                                 .of = d};
     char text[DRAFT_LAYER_TEXT];
-    if (d->config.speculate != REQUEST_SPECULATE_AUTO || d->config.plan_file) return 0;
+    if (d->config.speculate != REQUEST_SPECULATE_AUTO || d->config.plan_file || d->config.draft_model)
+        return 0;
     const int rc = draft_layer_decide(&planned, text, err);
     if (!rc) log_info("drafts: %s", text);
     return rc;

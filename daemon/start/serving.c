@@ -65,6 +65,7 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
         .queue_limit = (uint32_t)d->config.queue,
         .sharing = d->config.sharing,
         .speculate = d->config.speculate,
+        .drafter = d->config.draft_model ? &d->drafter : NULL,
         .sink = {.context = &d->serve, .token = serve_token, .done = serve_done, .moved = serve_moved}};
     const struct sessions_sink answering = serve_session_sink(&d->serve);
     struct activations *a = &d->activations;
@@ -219,6 +220,7 @@ int serving_run(struct helmd *d)
                             .check = d->activations.checks ? &d->check : NULL,
                             .decide = decide,
                             .keeper = &d->keeper,
+                            .drafter = &d->drafter,
                             .rundir = &d->rundir,
                             .reload = reload,
                             .context = d,

@@ -6,6 +6,7 @@
 
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/children/drafter.h"
 #include "daemon/children/profiling.h"
 #include "daemon/children/worker_process.h"
 #include "daemon/clients/serve.h"
@@ -48,6 +49,8 @@ struct helmd {
     struct check check;
     struct observe observe;
     void *zmq;
+    struct drafter drafter;
+    uint64_t draft_untouched; /* bytes that the draft model will take and has not touched yet */
     struct client_socket *clients;
     struct metrics metrics;
     struct batcher batcher;
@@ -58,6 +61,9 @@ struct helmd {
     struct loop loop;
     int signal_fd, ready_fd, parent_fd;
 };
+
+/* drafting.c: the draft model, if there is one: it serves after this. Ceilings become what it leaves. */
+HELM_MUST_CHECK int drafting_open(struct helmd *d, struct helm_err *err);
 
 /* machine.c: device, NUMA node, profile and memory; the request of a plan, with pages and activations. */
 HELM_MUST_CHECK int machine_look(struct helmd *d, struct helm_err *err);

@@ -44,6 +44,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
             "for none",
             options->plan->draft_tokens);
     if (!rc) rc = tiers_init(&batcher->tiers, options->plan, options->arena, err);
+    if (!rc) batcher_open_drafter(batcher);
     if (rc) batcher_free(batcher);
     return rc;
 }
@@ -168,6 +169,7 @@ static void batcher_reap(struct batcher *batcher, uint64_t now_us)
             continue;
         }
         batcher_leave_slot(batcher, seq);
+        batcher_leave_drafter(batcher, seq);
         if (!seq->again) {
             batcher_count_end(batcher, seq, now_us);
             batcher->with.sink.done(batcher->with.sink.context, seq);
@@ -297,7 +299,9 @@ static bool batcher_has_one_prompt(const struct batcher *batcher)
  * chunk of a prompt where devices take turns with it. */
 static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
-    if (batcher_waits_for_mask(batcher, now_us) || batcher_waits_for_drafts(batcher)) return false;
+    if (batcher_waits_for_mask(batcher, now_us) || batcher_waits_for_drafts(batcher) ||
+        batcher_waits_for_drafter(batcher, now_us))
+        return false;
     if (!batcher->in_flight) return true;
     if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
@@ -321,6 +325,8 @@ void batcher_ring(struct batcher *batcher, uint64_t now_us)
     flight->step.serial = batcher->serial;
     flight->step.epoch = arena_header_of(batcher->with.arena)->epoch;
     flight->planned_seconds = 0;
+    flight->waited_us = batcher->drafts.waits_us ? now_us - batcher->drafts.waits_us : 0;
+    batcher->drafts.waits_us = 0;
     control->step[batcher->serial % ARENA_STEP_RING] = flight->step;
     doorbell_ring(&control->step_bell, batcher->serial);
     tiers_rung(&batcher->tiers, batcher->serial);
@@ -512,6 +518,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     const bool open = batcher->worker_ready && !batcher->paused;
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
+    batcher_ask_drafter(batcher, now_us);
     if (open) batcher_ring_next(batcher, now_us);
     batcher_send_tokens(batcher); /* while the workers compute */
     batcher_reap(batcher, now_us);

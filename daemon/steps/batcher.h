@@ -63,13 +63,14 @@
 #include "daemon/steps/scheduler.h"
 #include "daemon/steps/sequence.h"
 #include "daemon/steps/tiers.h"
+#include "daemon/children/drafter.h"
 #include "daemon/children/workers.h"
 
 #define BATCHER_STEPS         PLAN_STEPS_IN_FLIGHT /* at most: one that is computed, one that is next */
 #define BATCHER_MASK_WAIT_US  2000
 #define BATCHER_MASK_LIMIT_US 10000000
-#define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */
 #define BATCHER_STAYS_US      60000000
+#define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */
 
 #define BATCHER_AGAIN_MAX 8
 
@@ -95,6 +96,7 @@ struct batcher_options {
     uint32_t queue_limit;
     enum prefix_sharing sharing;
     enum request_speculate speculate; /* of requests that do not say */
+    struct drafter *drafter;          /* the draft model; NULL: there is none */
     struct batcher_sink sink;
 };
 
@@ -103,6 +105,13 @@ struct batcher_flight {
     struct step step;       /* as sent */
     uint64_t begun_us;      /* when it was rung, or the one in front of it was done */
     double planned_seconds; /* 0: unknown */
+    uint64_t waited_us;     /* for a draft model, in front of it */
+};
+
+/* Seconds that a draft model takes. */
+struct drafter_price {
+    double seconds; /* by the forecast until it was asked */
+    uint32_t asks;  /* measured */
 };
 
 /* Numbers of drafts that follow prices (batcher_drafts.c). */
@@ -114,6 +123,10 @@ struct batcher_drafts {
     /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0:
      * unknown */
     double seconds, plain_seconds;
+    /* Of a draft model: for the first draft of each sequence, and each further one; since when the next step
+     * waits for it, 0: it does not */
+    struct drafter_price first, further;
+    uint64_t waits_us;
 };
 
 struct batcher_slot {
@@ -193,6 +206,11 @@ void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, 
 void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
                        const char *wrong, uint64_t now_us);
 
+/* Goes on with a client's request that stays. One that is not due, or does not fit, ends the request, and so
+ * does a wrong one (`wrong` says why; NULL: it is right); one for no open request is dropped. */
+void batcher_resume(struct batcher *batcher, const struct asker *asker, const struct request_resume *resume,
+                    const char *wrong);
+
 /* Requests that are open; of them those with a slot, and those without. */
 uint32_t batcher_open(const struct batcher *batcher);
 uint32_t batcher_running(const struct batcher *batcher);
@@ -206,11 +224,6 @@ void batcher_again_take(struct batcher *batcher, struct sequence *seq);
  * again. */
 HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
 /* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
-/* Goes on with a client's request that stays. One that is not due, or does not fit, ends the request, and so
- * does a wrong one (`wrong` says why; NULL: it is right); one for no open request is dropped. */
-void batcher_resume(struct batcher *batcher, const struct asker *asker, const struct request_resume *resume,
-                    const char *wrong);
-
 uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
 /* A request has come: it goes first. */
 void batcher_again_yield(struct batcher *batcher);
@@ -223,6 +236,11 @@ HELM_MUST_CHECK bool batcher_move(struct batcher *batcher, uint32_t flags, uint3
 
 /* Applies deadlines; returns the time of the next one, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
+/* When the next step does not wait for a draft model any more; 0: it does not wait. */
+uint64_t batcher_waits_for_drafter(struct batcher *batcher, uint64_t now_us);
+/* The draft model, its memory and its times in words; "" without one. */
+#define BATCHER_DRAFTER_TEXT 400
+void batcher_describe_drafter(const struct batcher *batcher, char text[BATCHER_DRAFTER_TEXT]);
 /* Rings as many steps as may be in flight; then, while they are computed, sends the tokens of the last one
  * taken and Done for what has ended. */
 void batcher_pump(struct batcher *batcher, uint64_t now_us);

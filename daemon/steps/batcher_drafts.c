@@ -24,7 +24,8 @@ void batcher_begin_drafts(const struct batcher *batcher, struct sequence *seq, e
     const uint32_t most = batcher->with.plan->draft_tokens;
     seq->speculates = most && !seq->pooling && kind > REQUEST_SPECULATE_OFF;
     seq->priced = kind == REQUEST_SPECULATE_AUTO;
-    seq->makes = kind == REQUEST_SPECULATE_MTP || (seq->priced && batcher->with.plan->draft_layers);
+    seq->makes = kind == REQUEST_SPECULATE_MTP || kind == REQUEST_SPECULATE_DRAFT ||
+                 (seq->priced && (batcher->with.plan->draft_layers || batcher->with.drafter));
     seq->draft_most = seq->priced ? 0 : most;
     draft_rate_begin(&seq->rate);
     draft_rate_begin_made(&seq->made_rate, &batcher->drafts.made);
@@ -90,8 +91,9 @@ static bool priced_open(struct batcher *batcher, struct priced *p)
         batcher->drafts.context = context;
     }
     if (!step_prices_get(prices, p->step.rows, &p->price)) return false;
-    p->step.first = p->price.first;
-    p->step.further = p->price.further;
+    const bool asks = batcher->with.drafter != NULL;
+    p->step.first = asks ? batcher->drafts.first.seconds : p->price.first;
+    p->step.further = asks ? batcher->drafts.further.seconds : p->price.further;
     return true;
 }
 
@@ -217,15 +219,17 @@ void batcher_compare_draft(struct sequence *seq, uint32_t token)
 
 /* ---- what drafts gain ---- */
 
-void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds)
+void batcher_time_drafts(struct batcher *batcher, const struct batcher_flight *flight, double seconds)
 {
+    const struct step *step = &flight->step;
     struct batcher_drafts *drafts = &batcher->drafts;
     struct step_prices_row price;
     uint32_t made = 0;
+    seconds += (double)flight->waited_us / 1e6;
     draft_probe_save(&drafts->probe, seconds);
     drafts->seconds = drafts->plain_seconds = 0;
     for (uint32_t i = 0; i < step->row_count; i++) made += step->row[i].drafts_next;
-    if (!step->draft_count && !made) return;
+    if (!step->draft_count && !made && !flight->waited_us) return;
     if (!step_prices_get(&batcher->with.observe->prices, step->row_count, &price)) return;
     drafts->seconds = seconds;
     drafts->plain_seconds = price.seconds[step->row_count];
@@ -312,6 +316,7 @@ struct asking {
     uint32_t rows, count;
 };
 
+/* One whose drafts cannot be asked for has none after this step, unless some are found. */
 static void list_asking(const struct batcher *batcher, const struct step *step, struct asking *a)
 {
     memset(a, 0, sizeof *a);
@@ -320,6 +325,10 @@ static void list_asking(const struct batcher *batcher, const struct step *step, 
         if (!(step->row[i].flags & STEP_ROW_SAMPLE)) continue;
         a->rows++;
         if (!seq->makes || !speculates(seq)) continue;
+        const bool can = batcher_can_ask(batcher, seq);
+        seq->drafter.wanted = 0;
+        if (!seq->priced) seq->draft_most = can ? batcher->with.plan->draft_tokens : 0;
+        if (!can && !seq->priced) continue;
         a->seq[i] = seq;
         a->count++;
     }
@@ -336,15 +345,16 @@ static void count_asked(struct batcher *batcher, const struct asking *a, const s
         if (!(step->row[i].flags & STEP_ROW_SAMPLE)) continue;
         const bool priced = a->seq[i] && seq->priced;
         const uint32_t left = drafts_left(seq), most = batcher->with.plan->draft_tokens;
+        const bool can = batcher_can_ask(batcher, seq);
         if (priced) {
-            seq->quotes =
-                seq->looked_found && draft_rate_right(&seq->rate) >= draft_rate_right(&seq->made_rate);
+            seq->quotes = seq->looked_found &&
+                          (!can || draft_rate_right(&seq->rate) >= draft_rate_right(&seq->made_rate));
             seq->draft_most = 0;
         }
         priced_add(&p, seq, 1 + (priced ? 0 : seq->draft_most),
-                   !priced || !back ? 0
-                   : left < most    ? left
-                                    : most);
+                   !priced || !back || !(can || seq->quotes) ? 0
+                   : left < most                             ? left
+                                                             : most);
         back -= priced && back;
     }
     if (!priced_open(batcher, &p)) return;
@@ -364,13 +374,16 @@ void batcher_ask_drafts(struct batcher *batcher, struct step *step)
     uint32_t room = a.rows < most ? most - a.rows : 0;
     if (room > ARENA_STEP_DRAFTS) room = ARENA_STEP_DRAFTS;
     for (uint32_t i = 0; i < step->row_count; i++) {
-        const struct sequence *seq = a.seq[i];
+        struct sequence *seq = a.seq[i];
         if (!seq) continue;
         const uint32_t left = drafts_left(seq), share = seq->priced ? room : room / a.count;
         uint32_t each = seq->draft_most < share ? seq->draft_most : share;
         a.count--;
         if (each > left) each = left;
-        if (!seq->quotes) step->row[i].drafts_next = each;
+        if (!seq->quotes && batcher->with.drafter)
+            seq->drafter.wanted = each;
+        else if (!seq->quotes)
+            step->row[i].drafts_next = each;
         room -= each;
     }
 }

@@ -53,13 +53,22 @@ uint32_t batcher_keep_drafts(struct batcher *batcher, struct sequence *seq, cons
                              const struct batcher_sampled *sampled);
 /* A step is done that took `seconds`. Then, of each of its rows: it made `tokens` tokens. For what drafts
  * gain. */
-void batcher_time_drafts(struct batcher *batcher, const struct step *step, double seconds);
+void batcher_time_drafts(struct batcher *batcher, const struct batcher_flight *flight, double seconds);
 void batcher_count_gain(struct batcher *batcher, struct sequence *seq, uint32_t tokens);
 /* The sequence's next token is known: whether a draft would have been right. Before it is appended. */
 void batcher_compare_draft(struct sequence *seq, uint32_t token);
 /* While the workers compute: makes prices that were missing, and finds the drafts of sequences whose steps
  * have none, for their rates. `rung`: a step was rung since the last call. */
 void batcher_watch_drafts(struct batcher *batcher, bool rung);
+
+/* batcher_drafter.c. Takes the draft model's answers from now on. */
+void batcher_open_drafter(struct batcher *batcher);
+/* Asks for the drafts of all sequences whose newest tokens are known. */
+void batcher_ask_drafter(struct batcher *batcher, uint64_t now_us);
+/* Whether the maker of its drafts can be asked after the next step: a layer always can. */
+bool batcher_can_ask(const struct batcher *batcher, const struct sequence *seq);
+/* The sequence has ended. */
+void batcher_leave_drafter(struct batcher *batcher, struct sequence *seq);
 
 /* batcher.c: rings the move that waits, with nothing in flight; takes the end of the one that was
  * rung. */

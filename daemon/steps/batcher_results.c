@@ -119,7 +119,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
 {
     const struct arena_control *control = arena_control_of(batcher->with.arena);
     const uint32_t workers = batcher->with.workers, at = flight->step.serial % ARENA_STEP_RING;
-    bool back_to_back = flight->begun_us < batcher->done_us + BACK_TO_BACK_US;
+    bool back_to_back = !flight->waited_us && flight->begun_us < batcher->done_us + BACK_TO_BACK_US;
     uint64_t from_us = back_to_back ? batcher->done_us : flight->begun_us;
     uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
     for (uint32_t w = 0; w < workers; w++) batcher->times[w] = control->done[w].times[at];
@@ -128,7 +128,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
     observe_step(batcher->with.observe, &flight->step, batcher->times, batcher->result.further_us / 1e6,
                  (double)step_ns / 1e9);
-    batcher_time_drafts(batcher, &flight->step, (double)step_ns / 1e9);
+    batcher_time_drafts(batcher, flight, (double)step_ns / 1e9);
 }
 
 /* Takes the drafts of a row that were right. Returns the position up to which the sequence is computed now:

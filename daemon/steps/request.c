@@ -270,9 +270,11 @@ static int parse_speculate(const Helm__V1__Generate *in, const struct request_li
         [HELM__V1__SPECULATE__SPECULATE_OFF] = REQUEST_SPECULATE_OFF,
         [HELM__V1__SPECULATE__SPECULATE_NGRAM] = REQUEST_SPECULATE_NGRAM,
         [HELM__V1__SPECULATE__SPECULATE_AUTO] = REQUEST_SPECULATE_AUTO,
-        [HELM__V1__SPECULATE__SPECULATE_MTP] = REQUEST_SPECULATE_MTP};
+        [HELM__V1__SPECULATE__SPECULATE_MTP] = REQUEST_SPECULATE_MTP,
+        [HELM__V1__SPECULATE__SPECULATE_DRAFT] = REQUEST_SPECULATE_DRAFT};
     if ((size_t)in->speculate >= sizeof kinds / sizeof *kinds)
-        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off), 2 (ngram), 3 (auto) or 4 (mtp)",
+        return REFUSE_BOUND("speculate is %d, must be 0 (default), 1 (off), 2 (ngram), 3 (auto), 4 (mtp) or "
+                            "5 (draft)",
                             (int)in->speculate);
     out->speculate = kinds[in->speculate];
     if (out->speculate > REQUEST_SPECULATE_OFF && !limits->draft_tokens)
@@ -281,6 +283,8 @@ static int parse_speculate(const Helm__V1__Generate *in, const struct request_li
     if (out->speculate == REQUEST_SPECULATE_MTP && !limits->draft_layers)
         return REFUSE_BOUND("speculate is mtp, but helmd has not read a layer that makes drafts: it needs "
                             "--speculate mtp");
+    if (out->speculate == REQUEST_SPECULATE_DRAFT && !limits->draft_model)
+        return REFUSE_BOUND("speculate is draft, but helmd has no draft model: it needs --draft-model");
     if (in->n_prediction > REQUEST_PREDICTION_MAX)
         return REFUSE_TOO_LARGE("prediction has %zu tokens, at most %d are taken", in->n_prediction,
                                 REQUEST_PREDICTION_MAX);
@@ -373,18 +377,18 @@ static int parse_generate(const Helm__V1__Request *body, const struct request_li
     }
     out->stop_count = (uint32_t)in->n_stop_token_ids;
     out->ignore_eos = in->ignore_eos;
+    out->stays = in->stays;
     out->deadline_ms = in->deadline_ms;
     int rc = parse_label(in->label, out, error);
     if (!rc) rc = parse_logprobs(in, limits, &out->sampling, error);
     if (!rc) rc = parse_sampling(in->sampling, limits, out, error);
-    out->stays = in->stays;
     if (!rc && in->mask && in->mask->index)
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
+    if (!rc && in->mask && in->stays) rc = REFUSE_BOUND("a request with a mask cannot stay");
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
     if (!rc) rc = parse_room(in, limits, out, error);
     if (!rc) rc = parse_prompt(in->prompt, in->n_prompt, limits, out, error);
     if (!rc) rc = parse_speculate(in, limits, out, error);
-    if (!rc && in->mask && in->stays) rc = REFUSE_BOUND("a request with a mask cannot stay");
     return rc ? rc : parse_marks(in, out, error);
 }
 
@@ -477,10 +481,6 @@ static int parse_next_mask(const Helm__V1__Request *in, const struct request_lim
     return parse_mask(in->mask, limits, &request->mask, error);
 }
 
-static int parse_cancel(const Helm__V1__Request *in, const struct request_limits *limits,
-                        struct request *request, struct request_error *error)
-{
-    (void)limits;
 static int parse_resume(const Helm__V1__Request *body, const struct request_limits *limits,
                         struct request *request, struct request_error *error)
 {
@@ -495,6 +495,10 @@ static int parse_resume(const Helm__V1__Request *body, const struct request_limi
     return out->count ? copy_tokens("tokens", in->tokens, out->count, limits, &out->tokens, error) : 0;
 }
 
+static int parse_cancel(const Helm__V1__Request *in, const struct request_limits *limits,
+                        struct request *request, struct request_error *error)
+{
+    (void)limits;
     request->cancel_id = in->cancel->id;
     request->cancel_request_id = in->cancel->request_id;
     if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
@@ -509,11 +513,11 @@ static const struct {
                  struct request_error *error);
 } bodies[] = {
     [HELM__V1__REQUEST__BODY_GENERATE] = {REQUEST_GENERATE, parse_generate},
+    [HELM__V1__REQUEST__BODY_RESUME] = {REQUEST_RESUME, parse_resume},
     [HELM__V1__REQUEST__BODY_CANCEL] = {REQUEST_CANCEL, parse_cancel},
     [HELM__V1__REQUEST__BODY_STATUS] = {REQUEST_STATUS, NULL},
     [HELM__V1__REQUEST__BODY_MODEL_INFO] = {REQUEST_MODEL_INFO, NULL},
     [HELM__V1__REQUEST__BODY_PLAN] = {REQUEST_PLAN, NULL},
-    [HELM__V1__REQUEST__BODY_RESUME] = {REQUEST_RESUME, parse_resume},
     [HELM__V1__REQUEST__BODY_LIST] = {REQUEST_LIST, NULL},
     [HELM__V1__REQUEST__BODY_MASK] = {REQUEST_MASK, parse_next_mask},
     [HELM__V1__REQUEST__BODY_EMBED] = {REQUEST_EMBED, parse_embed},
@@ -585,6 +589,6 @@ void request_free(struct request *request)
     free(request->mask);
     free(request->session.tokens);
     free(request->session.data);
+    free(request->resume.tokens);
     memset(request, 0, sizeof *request);
 }
-    free(request->resume.tokens);

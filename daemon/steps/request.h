@@ -105,6 +105,7 @@ struct request {
 
 struct request_limits {
     uint32_t vocab, context, draft_tokens, draft_layers; /* the latter two: of the plan */
+    bool draft_model;                                    /* there is one */
     bool names_users;                                    /* the sender may set `user` */
 };
 

@@ -8,11 +8,10 @@
 static const struct {
     const char *name;
     uint32_t drafts; /* of a sequence in a step, unless --draft-tokens says otherwise */
-} kinds[REQUEST_SPECULATES] = {[REQUEST_SPECULATE_DEFAULT] = {"default", 0},
-                               [REQUEST_SPECULATE_OFF] = {"off", 0},
-                               [REQUEST_SPECULATE_NGRAM] = {"ngram", 4},
-                               [REQUEST_SPECULATE_AUTO] = {"auto", ENGINE_DRAFTS_MAX},
-                               [REQUEST_SPECULATE_MTP] = {"mtp", 3}};
+} kinds[REQUEST_SPECULATES] = {
+    [REQUEST_SPECULATE_DEFAULT] = {"default", 0}, [REQUEST_SPECULATE_OFF] = {"off", 0},
+    [REQUEST_SPECULATE_NGRAM] = {"ngram", 4},     [REQUEST_SPECULATE_AUTO] = {"auto", ENGINE_DRAFTS_MAX},
+    [REQUEST_SPECULATE_MTP] = {"mtp", 3},         [REQUEST_SPECULATE_DRAFT] = {"draft", 4}};
 
 const char *request_speculate_name(enum request_speculate speculate)
 {

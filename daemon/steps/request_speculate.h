@@ -12,11 +12,12 @@ enum request_speculate {
     REQUEST_SPECULATE_AUTO,  /* the same; the number with which a step makes the most tokens a second
                                 (draft_count.h) */
     REQUEST_SPECULATE_MTP,   /* by the model's own layer of drafts; as many as are allowed */
+    REQUEST_SPECULATE_DRAFT, /* by a draft model; as many as are allowed */
     REQUEST_SPECULATES
 };
-#define REQUEST_SPECULATE_CHOICES "off|ngram|auto|mtp"
+#define REQUEST_SPECULATE_CHOICES "off|ngram|auto|mtp" /* of helm-plan, which has no draft model */
 
-/* "off", "ngram", "auto", "mtp". */
+/* "off", "ngram", "auto", "mtp", "draft". */
 const char *request_speculate_name(enum request_speculate speculate);
 enum request_speculate request_speculate_named(const char *name); /* one of the choices */
 

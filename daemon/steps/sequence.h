@@ -37,6 +37,13 @@ struct sequence_state {
     uint64_t page;
 };
 
+enum drafter_state {
+    DRAFTER_NONE,  /* it has no request; from due_us on it may have one */
+    DRAFTER_ASKED, /* tokens are to come */
+    DRAFTER_THERE,
+    DRAFTER_REFUSED /* for good */
+};
+
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
     uint64_t order;      /* arrival */
@@ -86,7 +93,9 @@ struct sequence {
 
     /* Speculation (drafts.h): whether its rows have drafts, and a text that its answer may repeat, owned */
     bool speculates;
-    bool makes;  /* its drafts are those of the model's layer; where `quotes`, what was found instead */
+    /* its drafts are those of the model's layer, or of a draft model; where `quotes`, what was found instead
+     */
+    bool makes;
     bool priced; /* the number of its drafts follows prices and rates; else what was right last (drafts_next)
                   */
     bool quotes; /* priced, makes: drafts that were found go first, as the last tokens matched earlier ones */
@@ -94,8 +103,16 @@ struct sequence {
     uint32_t draft[ENGINE_DRAFTS_MAX], draft_count; /* of the row that is formed, or in flight */
     uint32_t draft_most;                            /* that it gets next */
     uint32_t made[ENGINE_DRAFTS_MAX], made_count,
-        made_at;                       /* with this many known tokens the layer guessed those that follow */
-    bool from_made;                    /* `draft` is */
+        made_at;    /* with this many known tokens the layer guessed those that follow */
+    bool from_made; /* `draft` is */
+    /* Where `made` comes from a draft model (batcher_drafter.c): its request there */
+    struct {
+        enum drafter_state state;
+        bool measured;             /* what it is asked now counts for the price */
+        uint32_t wanted;           /* drafts to ask for once the next token is known */
+        uint32_t expects;          /* tokens that are still to come */
+        uint64_t asked_us, due_us; /* when it was asked, or the first token came; when the answer is late */
+    } drafter;
     struct draft_rate rate, made_rate; /* priced: how good those are that were found, and the layer's */
     /* priced: with these known tokens drafts were looked for, of which this is the first; 0: its token has
      * come. The rate learns from it whether or not the step has drafts */
@@ -115,6 +132,7 @@ struct sequence {
     struct sampling_params sampling;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
     bool ignore_eos;
+    bool stays; /* with all its tokens it waits for more (batcher_resume) instead of ending */
     char label[REQUEST_LABEL_MAX + 1], user[REQUEST_USER_MAX + 1];
 
     /* Bits of the tokens that the next one may be, owned; NULL: the request is not constrained */
@@ -132,7 +150,6 @@ struct sequence {
 
 /* Takes the prompt out of `request`. */
 HELM_MUST_CHECK int sequence_create(struct request_generate *request, struct sequence **out,
-    bool stays; /* with all its tokens it waits for more (batcher_resume) instead of ending */
                                     struct helm_err *err);
 void sequence_free(struct sequence *seq);
 
@@ -158,12 +175,12 @@ static inline bool sequence_is_held(const struct sequence *seq)
 {
     return sequence_is_waiting(seq) || (seq->mask && (!seq->mask_there || seq->asked > 0));
 }
+/* Replaces its output from number `keep` on, for a Resume. */
+HELM_MUST_CHECK int sequence_resume(struct sequence *seq, const struct request_resume *resume,
+                                    struct helm_err *err);
 /* Ends it (first call wins). */
 void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const char *detail);
 
 void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Timings *timings);
 /* "queued", "prefill", "decode". */
 const char *sequence_state_name(const struct sequence *seq);
-/* Replaces its output from number `keep` on, for a Resume. */
-HELM_MUST_CHECK int sequence_resume(struct sequence *seq, const struct request_resume *resume,
-                                    struct helm_err *err);

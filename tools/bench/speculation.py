@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 """Measures the gain of drafts on a running helmd: the same answer without drafts and with predictions of
-known quality. See docs/speculation.md.
+known quality, and with none: then a draft model makes them, if there is one. See docs/speculation.md.
 
-    speculation.py [--endpoint E] [--speculate ngram|auto] [--tokens N] [--prompt N] [--rounds N]
+    speculation.py [--endpoint E] [--speculate ngram|auto|draft] [--tokens N] [--prompt N] [--rounds N] [--temperature T]
 
-The answer is drawn with temperature 1 and a seed, so that a model with random weights does not repeat itself, and predictions are
+The answer is drawn with a seed and, unless told otherwise, temperature 1, so that a model with random weights does not repeat itself, and predictions are
 the only source of drafts. It is known from a first run, so a prediction can be wrong at places that are chosen: all of it right, one token wrong (a text
 quoted with an edit), each token right with probability 0.8 or 0.5, or none. Prints for each the time and the workers' processor time of a
 token, both as parts of those without drafts in the same round, and how many drafts were right. Processor time is what counts on a machine
@@ -16,7 +16,7 @@ import time
 
 from helm_client.connection import Client, default_endpoint
 
-OFF, KINDS = 1, {"ngram": 2, "auto": 3}
+OFF, KINDS = 1, {"ngram": 2, "auto": 3, "draft": 5}
 
 
 def processor_seconds(pids):
@@ -27,10 +27,10 @@ def processor_seconds(pids):
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def generate(client, pids, prompt, count, **fields):
+def generate(client, pids, prompt, count, temperature, **fields):
     """Tokens, seconds and processor seconds from the first token on, drafts and right ones."""
     tokens, begun = [], None
-    for token in client.stream(prompt, count, {"has_seed": True, "temperature": 1.0}, ignore_eos=True, **fields):
+    for token in client.stream(prompt, count, {"has_seed": True, "temperature": temperature}, ignore_eos=True, **fields):
         tokens.append(token.token)
         begun = begun or (time.monotonic(), processor_seconds(pids))
     spent = time.monotonic() - begun[0], processor_seconds(pids) - begun[1]
@@ -50,6 +50,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args()
     client, rng, n = Client(options.endpoint, timeout_ms=120000), random.Random(5), options.tokens
     while client.status().state != "ready":
@@ -57,7 +58,7 @@ def main():
     pids = [w.pid for w in client.status().workers]
     vocab = client.model_info().vocab
     prompt = [rng.randrange(10, vocab) for _ in range(options.prompt)]
-    want = generate(client, pids, prompt, n, speculate=OFF)[0]
+    want = generate(client, pids, prompt, n, options.temperature, speculate=OFF)[0]
 
     def wrong(places):
         return [(t + 1) % vocab if i in places else t for i, t in enumerate(want)]
@@ -65,11 +66,12 @@ def main():
     predictions = {"all right": want, "one token wrong": wrong({n // 2}),
                    "p = 0.8": wrong({i for i in range(n) if rng.random() > 0.8}),
                    "p = 0.5": wrong({i for i in range(n) if rng.random() > 0.5}), "none right": wrong(set(range(n)))}
+    predictions = {**({} if options.speculate == "draft" else predictions), "no prediction": []}
     times, busy, drafts = {k: [] for k in predictions}, {k: [] for k in predictions}, {}
     for _ in range(options.rounds):
-        _, (plain_s, plain_busy), _ = generate(client, pids, prompt, n, speculate=OFF)
+        _, (plain_s, plain_busy), _ = generate(client, pids, prompt, n, options.temperature, speculate=OFF)
         for name, prediction in predictions.items():
-            tokens, (seconds, spent), drafts[name] = generate(client, pids, prompt, n, prediction=prediction, speculate=KINDS[options.speculate])
+            tokens, (seconds, spent), drafts[name] = generate(client, pids, prompt, n, options.temperature, prediction=prediction, speculate=KINDS[options.speculate])
             times[name].append(seconds / plain_s)
             busy[name].append(spent / plain_busy)
             if tokens != want:

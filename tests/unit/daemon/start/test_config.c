@@ -127,6 +127,57 @@ static void drafts_are_off_unless_asked_for(void **state)
     config_free(&c);
 }
 
+static void a_draft_model_may_be_named_in_two_ways(void **state)
+{
+    (void)state;
+    struct config c;
+    struct helm_err err = {0};
+    static const char *const given[][2] = {{"--draft-model", "/d"},
+                                           {"--speculate", "draft=/d"},
+                                           {"--speculate=draft=/d", NULL}};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        const int rc = given[i][1] ? READ(&c, &err, "--model", "/m", given[i][0], given[i][1])
+                                   : READ(&c, &err, "--model", "/m", given[i][0]);
+        if (rc) fail_msg("%s", err.text);
+        assert_true(c.speculate == REQUEST_SPECULATE_DRAFT && c.draft_tokens == 4);
+        assert_string_equal(c.draft_model, "/d");
+        config_free(&c);
+    }
+    static const struct {
+        const char *speculate;
+        enum request_speculate kind;
+        uint32_t drafts;
+    } kinds[] = {{"off", REQUEST_SPECULATE_OFF, 4},
+                 {"ngram", REQUEST_SPECULATE_NGRAM, 4},
+                 {"auto", REQUEST_SPECULATE_AUTO, 15},
+                 {"draft", REQUEST_SPECULATE_DRAFT, 4}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--speculate",
+                              kinds[i].speculate),
+                         0);
+        assert_int_equal(c.speculate, kinds[i].kind);
+        assert_int_equal(c.draft_tokens, kinds[i].drafts);
+        config_free(&c);
+    }
+    static const char *const wrong[][3] = {{"--speculate", "draft", "needs --draft-model"},
+                                           {"--speculate", "draft=", "has no name"},
+                                           {"--speculate", "ngram=/d", "is none of"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(READ(&c, &err, "--model", "/m", wrong[i][0], wrong[i][1]), HELM_E_USAGE);
+        if (!strstr(err.text, wrong[i][2])) fail_msg("'%s' does not say '%s'", err.text, wrong[i][2]);
+        config_free(&c);
+    }
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--speculate", "mtp"),
+                     HELM_E_USAGE);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--draft-tokens", "0"),
+                     HELM_E_USAGE);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--speculate", "draft=/e"),
+                     HELM_E_USAGE);
+    config_free(&c);
+}
+
 static void the_file_fills_in_and_the_command_line_wins(void **state)
 {
     (void)state;
@@ -219,6 +270,7 @@ int main(void)
         cmocka_unit_test(the_command_line_is_read),
         cmocka_unit_test(what_the_planner_is_told),
         cmocka_unit_test(drafts_are_off_unless_asked_for),
+        cmocka_unit_test(a_draft_model_may_be_named_in_two_ways),
         cmocka_unit_test(the_file_fills_in_and_the_command_line_wins),
         cmocka_unit_test(a_bad_file_names_its_line),
         cmocka_unit_test(what_makes_no_sense_is_refused),
