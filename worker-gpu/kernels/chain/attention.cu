@@ -36,12 +36,10 @@ template <int G> struct keep_pieces {
             p.piece_o[at * head_dim + d] = b.value;
             if (d == 0) p.piece_m[at] = b.most, p.piece_s[at] = b.sum;
         }
-        __threadfence();
         S::meet();
-        if (threadIdx.x == 0) *is_last = atomicAdd(counter, 1u) == last;
+        if (threadIdx.x == 0) *is_last = count_arrival(counter) == last;
         S::meet();
         if (!*is_last) return;
-        __threadfence();
         if (threadIdx.x == 0) *counter = 0; /* ready for the next step */
         for (uint32_t i = threadIdx.x; i < heads * head_dim; i += S::THREADS) {
             const uint32_t g = i / head_dim, d = i - g * head_dim;

@@ -11,7 +11,7 @@
 #include "worker-gpu/kernels/tile.cuh"
 
 static const uint32_t GLU_WARPS = 16, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
-static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
+static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
 struct experts_once_params {
     struct experts_params of;

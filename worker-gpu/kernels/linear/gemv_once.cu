@@ -3,7 +3,7 @@
  * Where a layer's bytes take a microsecond or two, what counts is the way from the end of the kernel in front
  * to this one's. So blocks are small and all of a matrix's are resident together, beside the last ones of the
  * kernel in front. With blocks of values each warp has one pair of rows, or a part of their columns, and asks
- * for it before it waits for x; with plain numbers and few rows, as a router's, a warp holds one row in
+ * for it before it waits for x; with plain numbers and few rows, as a router's, a block holds one row in
  * registers. The next kernel may begin when this one has x: it then finds places, and what it may read early
  * is older than the kernel in front. */
 #include <type_traits>
@@ -11,7 +11,9 @@
 #include "worker-gpu/kernels/formats/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t WARPS_MOST = 16, PARTS_MOST = 4, ROWS_WARPS = 4, ROWS_MOST = 512;
+static const uint32_t WARPS_MOST = 16, PARTS_MOST = 4;
+static const uint32_t ROW_WARPS = 4, ROW_VALUES = 32,
+                      ROWS_MOST = 512;       /* of a row; of a thread; of a launch */
 static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
 
 struct once_params {
@@ -100,53 +102,75 @@ __global__ void __launch_bounds__(WARPS_MOST * 32) gemv_once(const __grid_consta
     linear_store(p, mine, 0, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y));
 }
 
-/* ---- few rows of plain numbers: a warp a row */
+/* ---- few rows of plain numbers: a block a row */
 
+/* A thread's units of the row, and of the norm's weights, wait in registers. */
 template <typename T>
-__global__ void __launch_bounds__(ROWS_WARPS * 32)
+__global__ void __launch_bounds__(ROW_WARPS * 32)
     gemv_rows(const __grid_constant__ linear_params p, bool beside)
 {
-    const uint32_t VALUES = 16 / sizeof(T), HELD = 16; /* of a unit; units of a lane that wait in registers */
-    const uint32_t row = blockIdx.x * ROWS_WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31,
-                   units = p.cols / VALUES, held = HELD * 32 < units ? HELD * 32 : units;
-    uint32_t s = 0, of = row;
+    const uint32_t VALUES = 16 / sizeof(T), HELD = ROW_VALUES / VALUES; /* of a unit; units of a thread */
+    const uint32_t units = p.cols / VALUES, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    __shared__ float dots[ROW_WARPS], sums[ROW_WARPS];
+    uint32_t s = 0, of = blockIdx.x;
     while (s + 1 < p.segments && of >= p.segment[s].rows) of -= p.segment[s++].rows;
     const linear_segment &to = p.segment[s];
-    const bool works = of < to.rows;
-    const unsigned char *weight = to.weight + (works ? of : 0) * p.row_bytes;
+    const unsigned char *weight = to.weight + of * p.row_bytes;
+    const auto four = [&](const float *from, uint32_t unit, uint32_t k) {
+        return reinterpret_cast<const float4 *>(from + (size_t)unit * VALUES + k);
+    };
     uint4 w[HELD];
+    float4 norm[ROW_VALUES / 4];
 #pragma unroll
-    for (uint32_t i = 0; i < HELD; i++)
-        w[i] = i * 32 + lane < units ? load_weight16(weight + (i * 32 + lane) * 16) : make_uint4(0, 0, 0, 0);
+    for (uint32_t i = 0; i < HELD; i++) {
+        const uint32_t unit = i * ROW_WARPS * 32 + threadIdx.x;
+        const bool in = unit < units;
+        w[i] = in ? load_weight16(weight + unit * 16) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t k = 0; k < VALUES; k += 4)
+            norm[(i * VALUES + k) / 4] =
+                in && p.norm ? __ldg(four(p.norm, unit, k)) : make_float4(1, 1, 1, 1);
+    }
     if (!beside) {
         wait_for_previous();
         let_next_start();
     }
     float dot = 0, squares = 0;
-    const auto add = [&](const uint4 &numbers, uint32_t unit) {
-        float f[VALUES];
-        unpack16<T>(numbers, f);
-#pragma unroll
-        for (uint32_t k = 0; k < VALUES; k += 4) {
-            float4 v = __ldcg(reinterpret_cast<const float4 *>(p.x + (size_t)unit * VALUES + k));
-            if (p.norm) {
-                const float4 n = __ldg(reinterpret_cast<const float4 *>(p.norm + (size_t)unit * VALUES + k));
-                squares = add_squares(squares, v);
-                v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
-            }
-            dot += v.x * f[k] + v.y * f[k + 1] + v.z * f[k + 2] + v.w * f[k + 3];
-        }
+    const auto add = [&](const float *f, const float4 &v, const float4 &n) {
+        squares = add_squares(squares, v);
+        dot += v.x * n.x * f[0] + v.y * n.y * f[1] + v.z * n.z * f[2] + v.w * n.w * f[3];
     };
+    float4 x[ROW_VALUES / 4];
 #pragma unroll
-    for (uint32_t i = 0; i < HELD; i++)
-        if (i * 32 + lane < units) add(w[i], i * 32 + lane);
-    for (uint32_t unit = held + lane; unit < units; unit += 32) add(load_weight16(weight + unit * 16), unit);
+    for (uint32_t i = 0; i < ROW_VALUES / 4; i++) {
+        const uint32_t unit = i / (VALUES / 4) * ROW_WARPS * 32 + threadIdx.x;
+        x[i] = unit < units ? __ldcg(four(p.x, unit, i * 4 % VALUES)) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < HELD; i++) {
+        float f[VALUES];
+        unpack16<T>(w[i], f);
+#pragma unroll
+        for (uint32_t k = 0; k < VALUES; k += 4)
+            add(f + k, x[(i * VALUES + k) / 4], norm[(i * VALUES + k) / 4]);
+    }
+    for (uint32_t unit = HELD * ROW_WARPS * 32 + threadIdx.x; unit < units; unit += ROW_WARPS * 32) {
+        float f[VALUES];
+        unpack16<T>(load_weight16(weight + unit * 16), f);
+        for (uint32_t k = 0; k < VALUES; k += 4)
+            add(f + k, __ldcg(four(p.x, unit, k)),
+                p.norm ? __ldg(four(p.norm, unit, k)) : make_float4(1, 1, 1, 1));
+    }
     dot = warp_sum(dot), squares = warp_sum(squares);
+    if (lane == 0) dots[warp] = dot, sums[warp] = squares;
     if (beside) {
         wait_for_previous();
         let_next_start();
     }
-    if (lane > 0 || !works) return;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    dot = squares = 0;
+    for (uint32_t i = 0; i < ROW_WARPS; i++) dot += dots[i], squares += sums[i];
     if (p.norm) dot *= rsqrtf(squares / (float)p.cols + p.eps);
     to.out[of] = dot + (to.bias ? to.bias[of] : 0.0f);
 }
@@ -216,9 +240,8 @@ template <typename D> static bool rows_takes(const struct linear_call &call)
 }
 template <typename D> static int rows_launch(const struct linear_call &call, struct helm_err *err)
 {
-    return gpuk_launch("gemv", gemv_rows<typename D::value>, dim3(div_up(rows_of(call), ROWS_WARPS)),
-                       dim3(ROWS_WARPS * 32), 0, call.flags, call.stream, err, call.params,
-                       (call.flags & GPUK_BESIDE) != 0);
+    return gpuk_launch("gemv", gemv_rows<typename D::value>, dim3(rows_of(call)), dim3(ROW_WARPS * 32), 0,
+                       call.flags, call.stream, err, call.params, (call.flags & GPUK_BESIDE) != 0);
 }
 template <typename D> static int rows_prepare(const struct gpuk_device *, struct helm_err *err)
 {
