@@ -5,7 +5,7 @@
  * An entry is 16 bits here: two bits a number of eight, the first lowest, which choose from BLOCK_LEVELS_IQ2
  * or BLOCK_LEVELS_IQ1, or four bits of four, which choose from BLOCK_LEVELS_IQ3_XXS or BLOCK_LEVELS_IQ3_S.
  * X(entry) makes of it what a reader wants: block_grids.c tables of bytes for CPUs, worker-gpu's
- * blocks_grids.cuh a table of these entries. IQ1_S and IQ1_M have one grid. */
+ * blocks_grids.cuh tables of selectors or of these. IQ1_S and IQ1_M have one grid. */
 #pragma once
 
 #include <stdint.h>

@@ -38,7 +38,7 @@
     }
 /* The numbers as bytes with a sign: small ones as they are, others less ZERO, as far up in their bytes as
  * they go. */
-#define BLOCK_WHOLE                                                                                          \
+#define BLOCK_WHOLE_OF(NUMBERS)                                                                              \
     static const bool ALONG = false;                                                                         \
     static const int WHOLE_UP = LEAST ? 0 : 8 - (int)BITS;                                                   \
     static_assert(LEAST ? BITS < 8 && ZERO == 0 : ZERO == 1 << (BITS - 1), "");                              \
@@ -53,13 +53,14 @@
     template <typename W>                                                                                    \
     static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)              \
     {                                                                                                        \
-        return four<WHOLE_UP>(w, run, i) ^ (LEAST ? 0 : 0x80808080u);                                        \
+        return NUMBERS;                                                                                      \
     }                                                                                                        \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])    \
     {                                                                                                        \
         _Pragma("unroll") for (uint32_t i = 0; i < 4; i++) to[i] = whole_four(w, run, half * 4 + i);         \
     }
+#define BLOCK_WHOLE BLOCK_WHOLE_OF(four<WHOLE_UP>(w, run, i) ^ (LEAST ? 0 : 0x80808080u))
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ void scales_two(const W &wa, const W &wb, uint32_t run,                \
