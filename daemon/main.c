@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     const char *threads = getenv(BLAS_THREADS);
     if (!threads || !*threads) setenv(BLAS_THREADS, threads = "1", 1);
     int rc = start_process(&err);
-    log_init("helmd", LOG_LEVEL_INFO);
+    log_init(strcmp(argv[0], DRAFTER_PROGRAM) == 0 ? DRAFTER_PROGRAM : "helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);

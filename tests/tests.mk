@@ -49,6 +49,7 @@ PARTS_asan_gemma_e := every_placement missing not_computed tear the_table sessio
 PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
 PARTS_asan_helmd_chats := marks_are full never several
 PARTS_asan_helmd_devices := each_device cannot
+PARTS_asan_helmd_draft := each_length killed hung outlives ended_leaves vocabularies does_not_fit stays
 PARTS_asan_helmd_hybrids := snapshots written
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_mtp := believed experts_in planner_places each_length many_sequences pages_that preempted every_form ledger only_if auto_answers

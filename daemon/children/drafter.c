@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,10 +32,12 @@
 /* ---- the child ---- */
 
 /* In the child, after fork in a process with threads: only async-signal-safe calls. */
-static void become(char *const argv[], char *const env[], int ready_fd)
+static void become(char *const argv[], char *const env[], int ready_fd, pid_t parent)
 {
     sigset_t none;
     sigemptyset(&none);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(127); /* helmd died before the line above could notice */
     setpgid(0, 0);
     const int null = open("/dev/null", O_RDONLY);
     if (null >= 0) dup2(null, STDIN_FILENO);
@@ -59,7 +62,7 @@ static char **environment(void)
 
 static int spawn(struct drafter *d, struct helm_err *err)
 {
-    char *argv[DRAFTER_ARGUMENTS + 4] = {(char *)"helmd"}, fd_text[16];
+    char *argv[DRAFTER_ARGUMENTS + 4] = {(char *)DRAFTER_PROGRAM}, fd_text[16];
     int ends[2], rc = 0;
     memcpy(argv + 1, d->with.argument, d->with.arguments * sizeof *argv);
     if (pipe2(ends, O_CLOEXEC)) return helm_fail_errno(err, "pipe to the draft model");
@@ -67,8 +70,8 @@ static int spawn(struct drafter *d, struct helm_err *err)
     argv[1 + d->with.arguments] = (char *)"--ready-fd";
     argv[2 + d->with.arguments] = fd_text;
     char **env = environment();
-    const pid_t pid = env ? fork() : -1;
-    if (pid == 0) become(argv, env, ends[1]);
+    const pid_t parent = getpid(), pid = env ? fork() : -1;
+    if (pid == 0) become(argv, env, ends[1], parent);
     if (pid < 0) rc = helm_fail_errno(err, "starting the draft model");
     free(env);
     close(ends[1]);
@@ -273,7 +276,8 @@ static int take_plan(struct drafter *d, const Helm__V1__Plan *plan, struct helm_
     d->vram_bytes = (uint64_t)json_integer_value(vram);
     d->token_seconds = plan->forecast ? plan->forecast->decode_seconds : 0;
     json_decref(json);
-    return 0;
+    if (d->token_seconds > 0) return 0;
+    return helm_fail(err, HELM_E_PEER, "draft model: its plan has no forecast");
 }
 
 static int ask_plan(struct drafter *d, int end_fd, struct helm_err *err)

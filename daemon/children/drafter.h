@@ -2,7 +2,7 @@
  *
  * Called by daemon/start/drafting.c (start), loop.c (poll, tick, children) and batcher_drafter.c (requests).
  * Owns the child, the socket to it and the pipe on which it says that it is ready. The child has a run
- * directory of its own inside helmd's private one, dies with helmd (--die-with-parent, and the keeper as
+ * directory of its own inside helmd's private one, ends with helmd (PR_SET_PDEATHSIG, and the keeper as
  * second line), and has its own process group, so that Ctrl-C reaches helmd alone.
  *
  * Nothing waits for the child once helmd serves: it may die, hang or refuse at any time. Then its requests
@@ -23,6 +23,7 @@
 #include "common/sampling/sampling.h"
 #include "daemon/children/keeper.h"
 
+#define DRAFTER_PROGRAM      "helmd (draft)" /* as ps and its lines in the log call it */
 #define DRAFTER_SILENCE_US   UINT64_C(10000000)
 #define DRAFTER_ARGUMENTS    48
 #define DRAFTER_ENDPOINT_MAX 128

@@ -67,18 +67,28 @@ static int make_checked(const char *path, mode_t forbidden, bool *created, struc
     return 0;
 }
 
-/* Private directories of daemons that were killed together with their keepers. */
-static void remove_dead(const struct rundir *dir)
+/* Private directories of daemons that were killed together with their keepers; in them those of their draft
+ * models' daemons. */
+static void remove_dead(const char *dir)
 {
-    DIR *list = opendir(dir->path);
+    DIR *list = opendir(dir);
     struct dirent *entry;
-    char path[RUNDIR_PATH_MAX + 300];
+    char path[RUNDIR_PATH_MAX + 300], draft[RUNDIR_PATH_MAX];
     while (list && (entry = readdir(list))) {
         char *end;
         if (strncmp(entry->d_name, "worker.", 7) != 0) continue;
         long pid = strtol(entry->d_name + 7, &end, 10);
         if (*end || pid <= 0 || pid == getpid() || kill((pid_t)pid, 0) == 0 || errno != ESRCH) continue;
-        snprintf(path, sizeof path, "%s/%s/control", dir->path, entry->d_name);
+        if (snprintf(draft, sizeof draft, "%s/%s/draft", dir, entry->d_name) < (int)sizeof draft) {
+            static const char *const files[] = {"helmd.sock", "helmd.sock.lock"};
+            remove_dead(draft);
+            for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+                snprintf(path, sizeof path, "%s/%s", draft, files[i]);
+                unlink(path);
+            }
+            rmdir(draft);
+        }
+        snprintf(path, sizeof path, "%s/%s/control", dir, entry->d_name);
         unlink(path);
         *strrchr(path, '/') = 0;
         if (rmdir(path) == 0) log_info("removed what a killed daemon left: %s", path);
@@ -271,7 +281,7 @@ int rundir_open(const char *option, const struct args_list *listen, struct rundi
     }
     snprintf(dir->control, sizeof dir->control, "ipc://%.99s/control", dir->private_dir);
     unlink(dir->control + 6); /* a pid that came round again */
-    remove_dead(dir);
+    remove_dead(dir->path);
     if (listen->count == 0) {
         snprintf(text, sizeof text, "ipc://%s/helmd.sock", dir->path);
         return add_endpoint(dir, text, err);

@@ -403,7 +403,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
     drafter_receive(loop->drafter);
     batcher_pump(batcher, now_us);
     earlier(&wake_us, batcher_waits_for_drafter(batcher, now_us));
-    earlier(&wake_us, drafter_tick(loop->drafter, now_us));
+    if (!loop->serve->draining) earlier(&wake_us, drafter_tick(loop->drafter, now_us));
     /* A step still in flight at the end of the grace period is not waited for. */
     if (loop->serve->draining && (batcher_open(batcher) == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;

@@ -22,12 +22,12 @@ SAMPLINGS = {"greedy": {}, "seeded": {"temperature": 1.5}, "penalties": {"temper
                                                                          "presence_penalty": 0.4, "frequency_penalty": 0.3}}
 
 
-def changed(flips=40, tokens=None):
+def changed(flips=40, tokens=None, model=MODEL):
     """The model with some bytes of its weights replaced; `tokens`: changes the tokenizer's texts."""
-    folder = os.path.join(FOLDER, f"{flips}-{tokens is not None}")
+    folder = os.path.join(FOLDER, f"{os.path.basename(model)}-{flips}-{tokens is not None}")
     if os.path.exists(folder):
         return folder
-    shutil.copytree(MODEL, folder)
+    shutil.copytree(model, folder)
     path, rng = os.path.join(folder, "model.safetensors"), random.Random(1)
     with open(path, "r+b") as f:
         data = f.read()
@@ -80,7 +80,8 @@ def test_the_model_itself_is_always_right():
         same((st.speculate, st.draft_tokens), ("draft", 4), "status")
 
 
-def check_answers(draft, invariant, *titles, count=40, **named):
+def check_answers(draft, invariant, *titles, count=60, **named):
+    """Drafts and right ones. An answer has none until the draft model has read its prompt."""
     drafted = right = 0
     with start(draft, invariant=invariant, **named) as d:
         c = Client(d.endpoint)
@@ -92,7 +93,7 @@ def check_answers(draft, invariant, *titles, count=40, **named):
             c.run(*batch)
             for got, how in ((alone, "alone"), (batch, "a batch")):
                 same([s.tokens for s in got], [s.tokens for s in plain], f"{title} {how}")
-                check(all(used(s)[0] for s in got), f"{title} {how}: drafts {[used(s) for s in got]}")
+                check(any(used(s)[0] for s in got), f"{title} {how}: drafts {[used(s) for s in got]}")
                 drafted += sum(used(s)[0] for s in got)
                 right += sum(used(s)[1] for s in got)
                 if invariant == "on":
@@ -104,6 +105,16 @@ def test_answers_are_the_same():
     drafted, right = check_answers(changed(), "on", *SAMPLINGS)
     check(0.1 * drafted < right < 0.95 * drafted, f"{right} of {drafted} drafts were right")
     check_answers(changed(), "off", "greedy")
+
+
+def test_windows_and_fixed_states_on_both_sides():
+    """Of the model, which goes back after wrong drafts, and of the draft model, which is resumed."""
+    for name in ("gemma3", "qwen35"):
+        model = os.path.join(DATA, "golden", name)
+        drafted, right = check_answers(changed(model=model), "on", "greedy", "seeded", model=model)
+        check(0 < right < drafted, f"{name}: {right} of {drafted} drafts were right")
+        drafted, right = check_answers(model, "off", "penalties", model=model)
+        check(right > 0.9 * drafted, f"{name}: {right} of {drafted} drafts of the model itself were right")
 
 
 def test_each_length_of_an_answer():
@@ -138,7 +149,7 @@ def test_a_killed_draft_model_costs_no_token():
             same([s.tokens for s in streams], plain, f"kill {kill}")
             check(wait_until(lambda: d.log().count("draft model: ready again") == kill + 1, 30), d.log())
             check(draft_pid(d) not in (0, first), f"no other draft model was started: {d.log()}")
-            check(used(answer(c, PROMPTS[1], 40))[0] > 0, "no drafts after the restart")
+            check(used(answer(c, PROMPTS[1], 120))[0] > 0, "no drafts after the restart")
 
 
 def test_a_hung_draft_model_stalls_nothing():
@@ -152,7 +163,7 @@ def test_a_hung_draft_model_stalls_nothing():
         check(processor.clock() - begun < 10, "the hang held the answers up")
         same(answer(c, PROMPTS[1], 40).tokens, plain[1][:40], "a new request beside a hung draft model")
         os.kill(pid, signal.SIGCONT)
-        check(wait_until(lambda: used(answer(c, PROMPTS[1], 40))[0] > 0, 20), d.log())
+        check(wait_until(lambda: used(answer(c, PROMPTS[1], 120))[0] > 0, 20), d.log())
         os.kill(pid, signal.SIGSTOP)  # and helmd ends with it in that state
         same(d.stop(), 0, "status of helmd")
         same(d.left_behind(), [], "left behind")
@@ -169,6 +180,30 @@ def test_nothing_outlives_helmd():
     os.kill(draft_pid(d), signal.SIGSTOP)
     d.stop(signal.SIGKILL)
     check(wait_until(lambda: not d.left_behind(), 8), d.left_behind())
+    d.close()
+
+
+def test_what_is_killed_with_its_keepers_is_tidied_up_by_the_next():
+    """All processes at once, as by a container that ends: no draft model goes on, and the next helmd removes what is left."""
+    d = Daemon(*EXACT, "--draft-model", changed(), real=True, model=MODEL)
+    draft = draft_pid(d)
+    keepers = [pid for pid, parent, _ in processor.stat_rows() if parent in (d.pid, draft) and b"--keeper" in processor.command_line(pid)]
+    same(len(keepers), 2, "keepers")
+    for pid in (*keepers, draft, d.pid):
+        os.kill(pid, signal.SIGKILL)
+    d.process.wait()
+    check(wait_until(lambda: not os.path.exists(f"/proc/{draft}"), 10), "the draft model's process is not reaped")
+    check(os.path.exists(f"{d.rundir}/worker.{d.pid}/draft/helmd.sock"), d.left_behind())
+    next_one = Daemon(*EXACT, real=True, model=MODEL, base=d.base)
+    check(not os.path.exists(f"{d.rundir}/worker.{d.pid}"), d.left_behind())
+    same(next_one.stop(), 0, "status")
+    check(wait_until(lambda: not d.left_behind(), 6), d.left_behind())
+    next_one.close()
+    d = Daemon(*EXACT, "--draft-model", changed(), real=True, model=MODEL)
+    os.kill(d.keeper(), signal.SIGKILL)
+    d.stop(signal.SIGKILL)
+    check(wait_until(lambda: not any(name.startswith("process") for name in d.left_behind()), 6), d.left_behind())
+    shutil.rmtree(d.rundir)
     d.close()
 
 
@@ -199,7 +234,7 @@ def test_vocabularies_must_be_the_same():
         vocab.pop(max(vocab, key=vocab.get))
 
     for change, words in ((rename, "token 300 is '"), (drop, "has 2047")):
-        shutil.rmtree(os.path.join(FOLDER, "0-True"), ignore_errors=True)
+        shutil.rmtree(os.path.join(FOLDER, "qwen3-0-True"), ignore_errors=True)
         status, ready = refusal(*EXACT, "--draft-model", changed(0, change), model=MODEL)
         check(status == 4 and "--draft-model" in ready and words in ready, f"{status} {ready}")
     folder = os.path.join(FOLDER, "bare")
@@ -230,12 +265,12 @@ def test_requests_and_short_forms():
         same(status_of(d).speculate, "draft", "draft=MODEL")
     with start(MODEL, "--speculate", "off") as d:
         c = Client(d.endpoint)
-        plain = answer(c, PROMPTS[1], 40)
-        got = answer(c, PROMPTS[1], 40, speculate=DRAFT)
+        plain = answer(c, PROMPTS[1], 120)
+        got = answer(c, PROMPTS[1], 120, speculate=DRAFT)
         same((used(plain), got.tokens), ((0, 0), plain.tokens), "drafts for who asks")
         check(used(got)[1] >= 20, f"{used(got)}")
-        same(answer(c, PROMPTS[1], 40, speculate=NGRAM).tokens, plain.tokens, "ngram")
-        same(answer(c, PROMPTS[1], 40, speculate=AUTO).tokens, plain.tokens, "auto")
+        same(answer(c, PROMPTS[1], 120, speculate=NGRAM).tokens, plain.tokens, "ngram")
+        same(answer(c, PROMPTS[1], 120, speculate=AUTO).tokens, plain.tokens, "auto")
 
 
 def resume(c, request_id, keep, tokens, most):
