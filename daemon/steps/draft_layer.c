@@ -25,6 +25,7 @@ static struct rates rates_of(const struct draft_layer_planned *p, double right)
     struct draft_row row[STEP_PRICES_TOKENS];
     struct helm_err err = {0};
     struct rates rates = {0};
+    const bool drafted = p->draft_seconds > 0;
     if (rows >= STEP_PRICES_TOKENS) return rates;
     if (!forecast_open(p->model, p->profile, plan, &forecast, &err)) {
         step_prices_begin(&forecast, &prices);
@@ -35,12 +36,12 @@ static struct rates rates_of(const struct draft_layer_planned *p, double right)
                                             .room = STEP_PRICES_TOKENS - rows,
                                             .seconds = price.seconds,
                                             .copy = prices.copy,
-                                            .first = price.first,
-                                            .further = price.further};
+                                            .first = drafted ? p->draft_seconds : price.first,
+                                            .further = drafted ? p->draft_seconds : price.further};
             for (uint32_t r = 0; r < rows; r++)
                 row[r] = (struct draft_row){.right = right,
                                             .most = plan->draft_tokens,
-                                            .made = p->model->config.drafts > 0};
+                                            .made = drafted || p->model->config.drafts > 0};
             rates.without = rows / price.seconds[rows];
             rates.with = draft_count_choose(&step, 0, row, rows) * rates.without;
             for (uint32_t r = 0; r < rows; r++) rates.drafts += row[r].drafts;
@@ -78,26 +79,29 @@ static void take_back(const struct draft_layer_planned *p, const struct kept *ke
     *p->invariant = kept->invariant;
 }
 
-/* Drafts found in the text, added to what `text` says already. */
+/* Drafts found in the text, or by the draft model, added to what `text` says already. */
 static void say_found(const struct draft_layer_planned *p, char text[DRAFT_LAYER_TEXT], int length)
 {
-    const struct rates found = rates_of(p, DRAFT_FOUND_RIGHT);
+    const bool drafted = p->draft_seconds > 0;
+    const double right = drafted ? DRAFT_RATE_MADE : DRAFT_FOUND_RIGHT;
+    const struct rates found = rates_of(p, right);
     const size_t room = DRAFT_LAYER_TEXT - (size_t)length;
     if (found.with <= 0)
         snprintf(text + length, room,
                  "none: the plan is for %u sequences at once, drafts are for less than %d",
                  planner_at_once(p->request, p->plan), STEP_PRICES_TOKENS);
     else
-        snprintf(
-            text + length, room,
-            "found in the text, as many as pay: %.1f token/s with %u, if %.0f %% are right; %.1f without",
-            found.with, found.drafts, 100 * DRAFT_FOUND_RIGHT, found.without);
+        snprintf(text + length, room,
+                 "%s, as many as pay: %.1f token/s with %u, if %.0f %% are right; %.1f without",
+                 drafted ? "by the draft model" : "found in the text", found.with, found.drafts, 100 * right,
+                 found.without);
 }
 
 int draft_layer_decide(const struct draft_layer_planned *p, char text[DRAFT_LAYER_TEXT], struct helm_err *err)
 {
     struct helm_err why = {0};
-    if (!p->model->config.draft_layers || planner_at_once(p->request, p->plan) >= STEP_PRICES_TOKENS) {
+    if (p->draft_seconds > 0 || !p->model->config.draft_layers ||
+        planner_at_once(p->request, p->plan) >= STEP_PRICES_TOKENS) {
         say_found(p, text, 0);
         return 0;
     }
