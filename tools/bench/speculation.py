@@ -12,11 +12,21 @@ that does other things as well. Every answer must be the first run's: with --inv
 import argparse
 import os
 import random
+import re
 import time
 
 from helm_client.connection import Client, default_endpoint
 
 OFF, KINDS = 1, {"ngram": 2, "auto": 3, "draft": 5}
+
+
+def worker_pids(status):
+    """Those of a draft model among them."""
+    pids, draft = [w.pid for w in status.workers], re.search(r" pid (\d+),", status.draft_model)
+    if draft:
+        with open("/proc/{0}/task/{0}/children".format(draft[1])) as f:
+            pids += f.read().split()
+    return pids
 
 
 def processor_seconds(pids):
@@ -55,7 +65,7 @@ def main():
     client, rng, n = Client(options.endpoint, timeout_ms=120000), random.Random(5), options.tokens
     while client.status().state != "ready":
         time.sleep(0.2)
-    pids = [w.pid for w in client.status().workers]
+    pids = worker_pids(client.status())
     vocab = client.model_info().vocab
     prompt = [rng.randrange(10, vocab) for _ in range(options.prompt)]
     want = generate(client, pids, prompt, n, options.temperature, speculate=OFF)[0]
