@@ -70,7 +70,7 @@ helm-mkmodel_LIBS := -ljansson -lm
 helm-plan_MAIN := tools/plan/helm_plan.c
 helm-plan_LINK := $(COMMON_SRC) $(DISK_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/children/accelerator.c daemon/children/child_run.c \
   daemon/children/worker_process.c daemon/observe/forecast.c daemon/observe/step_prices.c \
-  daemon/steps/draft_count.c daemon/steps/draft_layer.c daemon/steps/request_speculate.c tools/plan/machine.c
+  daemon/steps/draft_count.c daemon/steps/draft_layer.c daemon/steps/request_speculate.c tools/plan/draft_model.c tools/plan/machine.c
 helm-plan_LIBS := -luring -ljansson -lm
 
 helm-profile_MAIN := tools/profile/helm_profile.c

@@ -47,6 +47,18 @@ enum share_option { SHARE_AUTO, SHARE_ON, SHARE_OFF, SHARE_OPTIONS };
 #define SHARE_CHOICES "auto|on|off"
 enum share_option share_option_named(const char *name); /* one of the choices */
 
+/* Tokens in a draft model's KV pool, unless --kv-tokens says: half of a model's, since it is in the way of the
+ * model's weights. `ctx` as wished, 0: by default. */
+static inline uint32_t planner_draft_pool(uint32_t ctx)
+{
+    return ctx > LEDGER_CTX_DEFAULT_MAX ? ctx : LEDGER_CTX_DEFAULT_MAX;
+}
+/* A draft model, which takes its share of the machine first. */
+struct planner_draft {
+    double seconds; /* of a draft, by its own plan; 0: there is none */
+    uint64_t host_bytes, vram_bytes;
+};
+
 struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
@@ -62,6 +74,7 @@ struct planner_request {
     const char *invariant;                      /* whether the plan is, and why: likewise */
     const char *pages;                          /* why they have their size: likewise */
     const char *drafts;                         /* where they come from, and their forecast: likewise */
+    struct planner_draft draft;                 /* `machine` is without what it takes */
     const char *now;                            /* what memory gives, and what goes by it: likewise */
     enum search_strategy strategy;
     enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */

@@ -18,7 +18,6 @@
 #define OPTION_COUNT_MAX 64
 #define OWNED_MAX        256
 #define GATEWAY_GROUP    "helm-gateways" /* systemd/helm.sysusers */
-#define DRAFT_EQUALS     "draft="
 
 struct option_table {
     struct args_option option[OPTION_COUNT_MAX];
@@ -89,10 +88,13 @@ static void table_build(struct option_table *t, struct config *c)
          "the answer faster, or none; mtp: as the model's own layer of drafts\nguesses; draft: as the "
          "draft model guesses; draft=MODEL: the same, and it is MODEL\n"
          "(default off, draft with --draft-model)",
-         .target = &c->speculate_name, .choices = REQUEST_SPECULATE_CHOICES "|draft|" DRAFT_EQUALS},
+         .target = &c->speculate_name, .choices = REQUEST_SPECULATE_CHOICES},
         {"draft-model", 0, ARGS_TEXT, "MODEL",
          "a small model of the same vocabulary, as --model takes it, whose guesses are drafts",
          .target = &c->draft_model},
+        {"draft-device", 0, ARGS_TEXT, "DEVICE",
+         "where the draft model computes: auto, cpu, cuda[:N] or emulated\n(default: the first of --device)",
+         .target = &c->draft_device},
         {"draft-tokens", 0, ARGS_U64, "N",
          "guessed tokens of a sequence in a step at most; 0: none, whatever requests say\n"
          "(default 4 with --speculate ngram or draft, 15 with auto, 3 with mtp, else 0)",
@@ -319,36 +321,6 @@ static int read_groups(struct config *c, struct helm_err *err)
     return rc ? rc : read_group("gateway-group", gateways, &c->gateway_group, err);
 }
 
-static int check_speculate(struct config *c, struct helm_err *err)
-{
-    const size_t equals = strlen(DRAFT_EQUALS);
-    if (c->speculate_name && strncmp(c->speculate_name, DRAFT_EQUALS, equals) == 0) {
-        if (c->draft_model)
-            return helm_fail(err, HELM_E_USAGE, "--speculate %.200s and --draft-model: give one of them",
-                             c->speculate_name);
-        c->draft_model = c->speculate_name + equals;
-        c->speculate_name = "draft";
-    }
-    if (!c->speculate_name) c->speculate_name = c->draft_model ? "draft" : "off";
-    c->speculate = request_speculate_named(c->speculate_name);
-    if (c->speculate == REQUEST_SPECULATE_DRAFT && !c->draft_model)
-        return helm_fail(err, HELM_E_USAGE, "--speculate draft needs --draft-model MODEL");
-    if (c->draft_model && !*c->draft_model)
-        return helm_fail(err, HELM_E_USAGE, "--draft-model: the model has no name");
-    if (c->speculate == REQUEST_SPECULATE_MTP && c->draft_model)
-        return helm_fail(err, HELM_E_USAGE,
-                         "--speculate mtp takes drafts from the model itself: it has no --draft-model");
-    /* with a draft model, requests may ask for drafts even where they have none unless they do */
-    const bool asks = c->draft_model && c->speculate == REQUEST_SPECULATE_OFF;
-    c->draft_tokens =
-        request_speculate_drafts(asks ? REQUEST_SPECULATE_DRAFT : c->speculate, c->draft_tokens);
-    if (!c->draft_tokens && (c->draft_model || c->speculate != REQUEST_SPECULATE_OFF))
-        return helm_fail(err, HELM_E_USAGE, "--%s %s needs --draft-tokens 1 or more",
-                         c->draft_model ? "draft-model" : "speculate",
-                         c->draft_model ? c->draft_model : c->speculate_name);
-    return 0;
-}
-
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -371,7 +343,10 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < PREFIX_SHARINGS; i++)
         if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
             c->sharing = (enum prefix_sharing)i;
-    rc = check_speculate(c, err);
+    rc = request_speculate_read(&c->speculate_name, &c->draft_model, &c->draft_tokens, &c->speculate, err);
+    if (!rc && c->draft_device) rc = accelerator_check_option(c->draft_device, err);
+    if (!rc && c->draft_device && !c->draft_model)
+        rc = helm_fail(err, HELM_E_USAGE, "--draft-device %.60s is for --draft-model", c->draft_device);
     if (rc) return rc;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;

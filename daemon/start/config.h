@@ -49,6 +49,7 @@ struct config {
     uint64_t step_tokens;                         /* 0: the planner's choice */
     const char *speculate_name;
     const char *draft_model;          /* NULL: none */
+    const char *draft_device;         /* NULL: the first of `devices` */
     enum request_speculate speculate; /* of requests that do not say */
     uint64_t draft_tokens;            /* REQUEST_NO_DRAFTS: not given */
     uint64_t parallel, queue, spin_us, drain_seconds;

@@ -37,6 +37,12 @@ static void add_number(struct arguments *a, const char *option, uint64_t value, 
     if (value != not_given) add(a, "--%s=%llu", option, (unsigned long long)value);
 }
 
+/* Whether the draft model is on the model's first device, and under its ceiling. */
+static bool on_first_device(const struct config *c)
+{
+    return !c->draft_device || strcmp(c->draft_device, c->devices.device[0]) == 0;
+}
+
 /* Sockets of its own, and a machine as this one's. One device; no longer a context than it has. Its drafts
  * need not be the same on another day, and pages are shared as strictly as here. */
 static int write_options(const struct helmd *d, const struct model *draft, struct drafter_options *options,
@@ -53,12 +59,12 @@ static int write_options(const struct helmd *d, const struct model *draft, struc
     add_text(&a, "log-level", c->log_level == LOG_LEVEL_INFO ? "warn" : log_level_name(c->log_level));
     add_text(&a, "invariant", "off");
     add_text(&a, "prefix-cache", c->sharing == PREFIX_ON ? "on" : "off");
-    add_text(&a, "device", c->devices.device[0]);
-    add_number(&a, "vram", c->devices.vram[0], 0);
+    add_text(&a, "device", c->draft_device ? c->draft_device : c->devices.device[0]);
+    if (on_first_device(c)) add_number(&a, "vram", c->devices.vram[0], 0);
     add_number(&a, "emulated-copy", c->emulated_copy_bytes_per_s, 0);
     add_number(&a, "host-memory", c->host_memory_bytes, 0);
     add_number(&a, "ctx", ctx, 0);
-    add_number(&a, "kv-tokens", c->kv_tokens, 0);
+    add_number(&a, "kv-tokens", c->kv_tokens ? c->kv_tokens : planner_draft_pool((uint32_t)ctx), 0);
     add_number(&a, "parallel", c->parallel, 0);
     add_number(&a, "threads", c->threads, 0);
     add_number(&a, "node", c->node, CONFIG_NO_NODE);
@@ -103,7 +109,7 @@ static int lower_ceilings(struct helmd *d, struct helm_err *err)
               {&c->host_memory_bytes, drafter->host_bytes, "host-memory"}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         char takes[UNITS_TEXT], given[UNITS_TEXT];
-        if (!*of[i].ceiling) continue;
+        if (!*of[i].ceiling || (i == 0 && !on_first_device(c))) continue;
         if (*of[i].ceiling <= of[i].bytes)
             return helm_fail(err, HELM_E_CAPACITY, "the draft model takes %s, all of --%s %s",
                              units_format_size(of[i].bytes, takes), of[i].option,
@@ -118,7 +124,6 @@ int drafting_open(struct helmd *d, struct helm_err *err)
     struct drafter_options options;
     struct model draft = {0};
     struct cgroup_memory before = {0}, after = {0};
-    char host[UNITS_TEXT], vram[UNITS_TEXT];
     if (!d->config.draft_model) return 0;
     int rc = check_model(d, &draft, err);
     if (!rc) rc = write_options(d, &draft, &options, err);
@@ -131,10 +136,6 @@ int drafting_open(struct helmd *d, struct helm_err *err)
     const uint64_t held =
         before.available_bytes > after.available_bytes ? before.available_bytes - after.available_bytes : 0;
     d->draft_untouched = d->drafter.host_bytes > held ? d->drafter.host_bytes - held : 0;
-    log_info(
-        "draft model: %s is ready; it takes %s of host memory and %s of VRAM, and %.2f ms a draft by its "
-        "forecast",
-        d->config.draft_model, units_format_size(d->drafter.host_bytes, host),
-        units_format_size(d->drafter.vram_bytes, vram), 1e3 * d->drafter.token_seconds);
+    log_info("draft model: %s is ready", d->config.draft_model);
     return 0;
 }

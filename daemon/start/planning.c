@@ -92,11 +92,11 @@ static int decide_drafts(struct helmd *d, struct helm_err *err)
                                                 .request = &d->request,
                                                 .profile = &d->profile,
                                                 .invariant = &d->invariant,
-                                                .draft_seconds = d->drafter.token_seconds,
                                                 .lay_with_layer = lay_with_layer,
                                                 .of = d};
     char text[DRAFT_LAYER_TEXT];
-    if (d->config.speculate != REQUEST_SPECULATE_AUTO || d->config.plan_file) return 0;
+    if ((d->config.speculate != REQUEST_SPECULATE_AUTO && !d->config.draft_model) || d->config.plan_file)
+        return 0;
     const int rc = draft_layer_decide(&planned, text, err);
     if (!rc) log_info("drafts: %s", text);
     return rc;

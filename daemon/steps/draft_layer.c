@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/base/units.h"
 #include "daemon/observe/step_prices.h"
 #include "daemon/steps/draft_count.h"
 
@@ -25,7 +26,7 @@ static struct rates rates_of(const struct draft_layer_planned *p, double right)
     struct draft_row row[STEP_PRICES_TOKENS];
     struct helm_err err = {0};
     struct rates rates = {0};
-    const bool drafted = p->draft_seconds > 0;
+    const bool drafted = p->request->draft.seconds > 0;
     if (rows >= STEP_PRICES_TOKENS) return rates;
     if (!forecast_open(p->model, p->profile, plan, &forecast, &err)) {
         step_prices_begin(&forecast, &prices);
@@ -36,8 +37,8 @@ static struct rates rates_of(const struct draft_layer_planned *p, double right)
                                             .room = STEP_PRICES_TOKENS - rows,
                                             .seconds = price.seconds,
                                             .copy = prices.copy,
-                                            .first = drafted ? p->draft_seconds : price.first,
-                                            .further = drafted ? p->draft_seconds : price.further};
+                                            .first = drafted ? p->request->draft.seconds : price.first,
+                                            .further = drafted ? p->request->draft.seconds : price.further};
             for (uint32_t r = 0; r < rows; r++)
                 row[r] = (struct draft_row){.right = right,
                                             .most = plan->draft_tokens,
@@ -82,8 +83,13 @@ static void take_back(const struct draft_layer_planned *p, const struct kept *ke
 /* Drafts found in the text, or by the draft model, added to what `text` says already. */
 static void say_found(const struct draft_layer_planned *p, char text[DRAFT_LAYER_TEXT], int length)
 {
-    const bool drafted = p->draft_seconds > 0;
+    const bool drafted = p->request->draft.seconds > 0;
     const double right = drafted ? DRAFT_RATE_MADE : DRAFT_FOUND_RIGHT;
+    const struct planner_draft *draft = &p->request->draft;
+    char model[160], host[UNITS_TEXT], vram[UNITS_TEXT];
+    snprintf(model, sizeof model, "by the draft model (%s of host memory, %s of VRAM, %.2f ms each)",
+             units_format_size(draft->host_bytes, host), units_format_size(draft->vram_bytes, vram),
+             1e3 * draft->seconds);
     const struct rates found = rates_of(p, right);
     const size_t room = DRAFT_LAYER_TEXT - (size_t)length;
     if (found.with <= 0)
@@ -93,14 +99,13 @@ static void say_found(const struct draft_layer_planned *p, char text[DRAFT_LAYER
     else
         snprintf(text + length, room,
                  "%s, as many as pay: %.1f token/s with %u, if %.0f %% are right; %.1f without",
-                 drafted ? "by the draft model" : "found in the text", found.with, found.drafts, 100 * right,
-                 found.without);
+                 drafted ? model : "found in the text", found.with, found.drafts, 100 * right, found.without);
 }
 
 int draft_layer_decide(const struct draft_layer_planned *p, char text[DRAFT_LAYER_TEXT], struct helm_err *err)
 {
     struct helm_err why = {0};
-    if (p->draft_seconds > 0 || !p->model->config.draft_layers ||
+    if (p->request->draft.seconds > 0 || !p->model->config.draft_layers ||
         planner_at_once(p->request, p->plan) >= STEP_PRICES_TOKENS) {
         say_found(p, text, 0);
         return 0;

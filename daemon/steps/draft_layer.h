@@ -14,7 +14,6 @@ struct draft_layer_planned {
     struct planner_request *request;
     struct profile *profile;
     struct invariant *invariant;
-    double draft_seconds; /* a draft of the draft model; 0: there is none */
     /* Reads the model at `path` with its layer into *model and lays its plan into *plan; both are empty. */
     int (*lay_with_layer)(void *of, const char *path, struct helm_err *err);
     void *of;

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "common/base/err.h"
+
 enum request_speculate {
     REQUEST_SPECULATE_DEFAULT,
     REQUEST_SPECULATE_OFF,
@@ -15,12 +17,16 @@ enum request_speculate {
     REQUEST_SPECULATE_DRAFT, /* by a draft model; as many as are allowed */
     REQUEST_SPECULATES
 };
-#define REQUEST_SPECULATE_CHOICES "off|ngram|auto|mtp" /* of helm-plan, which has no draft model */
+#define REQUEST_DRAFT_EQUALS      "draft="
+#define REQUEST_SPECULATE_CHOICES "off|ngram|auto|mtp|draft|" REQUEST_DRAFT_EQUALS
 
 /* "off", "ngram", "auto", "mtp", "draft". */
 const char *request_speculate_name(enum request_speculate speculate);
-enum request_speculate request_speculate_named(const char *name); /* one of the choices */
 
 #define REQUEST_NO_DRAFTS UINT64_MAX /* --draft-tokens was not given */
-/* Drafts of a sequence in a step at most, with `--speculate` and `--draft-tokens` as they were given. */
-uint32_t request_speculate_drafts(enum request_speculate speculate, uint64_t given);
+/* Reads --speculate (NULL: not given; one of the choices), --draft-model (NULL: not given) and --draft-tokens,
+ * which belong together. Each is then as it holds: the name of *kind, the draft model of "draft=MODEL" too, and
+ * drafts of a sequence in a step at most. HELM_E_USAGE. */
+HELM_MUST_CHECK int request_speculate_read(const char **speculate, const char **draft_model,
+                                           uint64_t *draft_tokens, enum request_speculate *kind,
+                                           struct helm_err *err);

@@ -152,6 +152,26 @@ def test_steps_with_drafts_have_forecasts():
     same(run("--model", "tests/data/golden/qwen3", "--draft-tokens", 16)[0], 2, "too many")
 
 
+def test_a_draft_model_takes_its_memory_first():
+    """The plan is for what it leaves, and the forecast counts its time for each draft."""
+    words = ("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--json", "--vram", "1GiB", "--host-memory", "2GiB")
+    plain, draft, on_cpu = (json.loads(run(*words, *more)[1]) for more in (("--draft-tokens", 4), ("--draft-model", "tests/data/golden/qwen3"),
+                                                                          ("--draft-model", "tests/data/golden/qwen3", "--draft-device", "cpu")))
+    said = [re.match(r"by the draft model \(([0-9.]+) MiB of host memory, ([0-9.]+) (MiB|B) of VRAM, ([0-9.]+) ms each\), as many as pay: ", p["drafts_why"])
+            for p in (draft, on_cpu)]
+    check(all(said), [p["drafts_why"] for p in (draft, on_cpu)])
+    for p, words_of in ((draft, said[0]), (on_cpu, said[1])):
+        taken = [plain[m]["limit"] - p[m]["limit"] for m in ("host", "vram")]
+        same([f"{b / 2**20:.2f}" for b in taken], [words_of[1], f"{float(words_of[2]):.2f}"], "memory that it takes")
+    check(float(said[0][2]) > 8 and said[1][2] == "0", said)
+    more = [b["step_ms"] - a["step_ms"] for a, b in zip(plain["with_drafts"], draft["with_drafts"])]
+    check(len(more) == 5 and all(abs(ms - n * float(said[0][4])) < 0.006 * (n + 1) for n, ms in enumerate(more)), f"{more} {said}")
+    for more, words_of in ((("--draft-model", "tests/data/golden/qwen35"), "--draft-model: "), (("--draft-model", "none"), "--draft-model: "),
+                           (("--draft-model", "tests/data/golden/qwen3", "--draft-device", "gpu"), "is not cpu")):
+        status, _, err = run("--model", "tests/data/golden/qwen3", "--profile", PROFILE, *more)
+        check(status in (1, 2) and words_of in err, f"{more}: {status} {err}")
+
+
 def test_drafts_are_decided_as_helmd_does():
     words = ("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--speculate")
     for kind, most in (("off", 0), ("ngram", 4), ("auto", 15)):
@@ -166,6 +186,8 @@ def test_drafts_are_decided_as_helmd_does():
     for kind in ("auto", "mtp"):
         status, _, err = run(*words, kind, "--draft-tokens", 0)
         check(status == 2 and f"--speculate {kind} needs --draft-tokens 1 or more" in err, f"{status}: {err}")
+    status, _, err = run(*words, "draft")
+    check(status == 2 and "needs --draft-model" in err, f"{status}: {err}")
     status, _, err = run(*words, "mtp")
     check(status == 1 and "no layer that makes drafts" in err, f"{status}: {err}")
 

@@ -353,6 +353,11 @@ def test_the_plan_has_the_memory_that_is_left():
     check(all(8 << 20 < bytes < 500 << 20 for bytes in taken), f"{limits}: {taken}")
     for bytes, where in zip(taken, ("host memory", "VRAM")):
         check(f"{bytes / 2**20:.2f} MiB of {where}" in said, f"{taken}: {said}")
+    with running(*options, "--draft-model", changed(), "--draft-device", "cpu", real=True, model=MODEL) as d:
+        c = Client(d.endpoint)
+        same(json.loads(c.ask("plan").plan.json)["vram"]["limit"], limits[0][1], "VRAM beside a draft model on the CPU")
+        check(", 0 B of VRAM; " in status_of(d).draft_model, status_of(d).draft_model)
+        same([answer(c, p, 40).tokens for p in PROMPTS], plain, "tokens")
 
 
 def test_a_worker_of_either_may_die():

@@ -203,7 +203,7 @@ static int lay_with_layer(void *of, const char *path, struct helm_err *err)
     return lay_plan(p, err);
 }
 
-/* With --speculate auto: as helmd decides. */
+/* With --speculate auto, or a draft model: as helmd decides. */
 static int decide_drafts(struct planning *p, char text[DRAFT_LAYER_TEXT], struct helm_err *err)
 {
     const struct draft_layer_planned planned = {.model = p->model,
@@ -214,7 +214,7 @@ static int decide_drafts(struct planning *p, char text[DRAFT_LAYER_TEXT], struct
                                                 .invariant = p->invariant,
                                                 .lay_with_layer = lay_with_layer,
                                                 .of = p};
-    if (p->o->plan || request_speculate_named(p->o->speculate) != REQUEST_SPECULATE_AUTO) return 0;
+    if (p->o->plan || (p->o->kind != REQUEST_SPECULATE_AUTO && !p->o->draft_model)) return 0;
     const int rc = draft_layer_decide(&planned, text, err);
     if (p->model->config.draft_layers && !p->model->config.drafts)
         planner_cache_free(p->r->cache); /* its candidates have the layer */
@@ -238,7 +238,7 @@ static void look_at_programs(const struct options *o, const struct model *model,
 /* The model with its layer of drafts, if the plan is to have one, or has it. */
 static int read_model(const struct options *o, struct model *model, bool *derived, struct helm_err *err)
 {
-    bool drafts = request_speculate_named(o->speculate) == REQUEST_SPECULATE_MTP;
+    bool drafts = o->kind == REQUEST_SPECULATE_MTP;
     if (o->plan) {
         json_t *json = NULL;
         const int rc = json_read_file(o->plan, PLAN_TEXT_MAX, &json, err);
@@ -268,13 +268,12 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct histogram experts = {0};
     struct page_size pages;
     struct invariant invariant = {.option = invariant_option_named(o->invariant)};
-    const enum request_speculate speculate = request_speculate_named(o->speculate);
     char drafts[DRAFT_LAYER_TEXT];
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = (uint32_t)(o->batch > o->parallel ? o->batch : o->parallel),
                                          .ctx = (uint32_t)o->ctx,
-                                         .draft_tokens = request_speculate_drafts(speculate, o->drafts),
+                                         .draft_tokens = (uint32_t)o->drafts,
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
                                          .pack_cpu = true, /* the profile says whether it can */
@@ -305,6 +304,8 @@ static int run(const struct options *o, const struct args_spec *spec)
     r.wish.threads = measured.cpu.threads;
     const struct mixture *weights;
     rc = formats_read(o->weights, &weights, &err);
+    if (rc) goto out;
+    rc = draft_model_plan(o, &model, &measured, &r, &err);
     if (rc) goto out;
     formats_lay(&model, weights);
     look_at_programs(o, &model, &measured, &programs);
@@ -374,7 +375,6 @@ int main(int argc, char **argv)
                         .activations = "auto",
                         .invariant = "auto",
                         .share = "off",
-                        .speculate = "off",
                         .drafts = REQUEST_NO_DRAFTS,
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
@@ -425,11 +425,17 @@ int main(int argc, char **argv)
          .target = &o.parallel, .min = 1, .max = ARENA_SLOTS_MAX},
         {"speculate", 0, ARGS_CHOICE, REQUEST_SPECULATE_CHOICES,
          "drafts, as helmd's. auto: says whether they are found in the text or made by the model's\n"
-         "own layer, and how many are forecast to pay; mtp: with that layer (default off)",
+         "own layer, and how many are forecast to pay; mtp: with that layer; draft: by a draft model\n"
+         "(default off, draft with --draft-model)",
          .target = &o.speculate, .choices = REQUEST_SPECULATE_CHOICES},
+        {"draft-model", 0, ARGS_TEXT, "MODEL",
+         "a small model of the same vocabulary that makes the drafts: the plan is for what it leaves",
+         .target = &o.draft_model},
+        {"draft-device", 0, ARGS_TEXT, "cpu",
+         "the draft model is planned for the CPU (default: for the first device)", .target = &o.draft_device},
         {"draft-tokens", 0, ARGS_U64, "N",
          "drafts of a sequence in a step at most, as helmd's: forecasts of steps with them\n"
-         "(default 4 with --speculate ngram, 15 with auto, 3 with mtp, else 0)",
+         "(default 4 with --speculate ngram or draft, 15 with auto, 3 with mtp, else 0)",
          .target = &o.drafts, .max = ENGINE_DRAFTS_MAX},
         {"prompt", 0, ARGS_U64, "N",
          "prompt that the first token is forecast for (default 128); decode is forecast right\n"
@@ -500,10 +506,8 @@ int main(int argc, char **argv)
         (void)helm_fail(&err, HELM_E_USAGE, "--node chooses a node of this machine: a profile names its own");
         return args_usage_error(&spec, &err);
     }
-    if (!o.drafts && request_speculate_named(o.speculate) != REQUEST_SPECULATE_OFF) {
-        (void)helm_fail(&err, HELM_E_USAGE, "--speculate %s needs --draft-tokens 1 or more", o.speculate);
+    if (request_speculate_read(&o.speculate, &o.draft_model, &o.drafts, &o.kind, &err))
         return args_usage_error(&spec, &err);
-    }
     if (o.plan && o.strategy_given) {
         (void)helm_fail(&err, HELM_E_USAGE, "--strategy makes a plan: --plan has one already");
         return args_usage_error(&spec, &err);

@@ -18,7 +18,7 @@ int explain_drafts(const struct cost_case *c, struct explain *x, struct helm_err
         if (!rc) rc = cost_one(c, &step, &made, err);
         if (rc) return rc;
         x->draft_step_s[x->draft_steps] = f.seconds;
-        x->draft_made_s[x->draft_steps++] = made.seconds - f.seconds;
+        x->draft_made_s[x->draft_steps++] = made.seconds - f.seconds + drafts * x->request->draft.seconds;
     }
     return 0;
 }

@@ -159,7 +159,12 @@ static void a_draft_model_may_be_named_in_two_ways(void **state)
         assert_int_equal(c.draft_tokens, kinds[i].drafts);
         config_free(&c);
     }
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--draft-device", "cuda:1"), 0);
+    assert_string_equal(c.draft_device, "cuda:1");
+    config_free(&c);
     static const char *const wrong[][3] = {{"--speculate", "draft", "needs --draft-model"},
+                                           {"--draft-device", "cpu", "is for --draft-model"},
+                                           {"--draft-device", "tpu", "tpu"},
                                            {"--speculate", "draft=", "has no name"},
                                            {"--speculate", "ngram=/d", "is none of"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
