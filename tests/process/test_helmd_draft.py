@@ -169,6 +169,20 @@ def test_a_hung_draft_model_stalls_nothing():
         same(d.left_behind(), [], "left behind")
 
 
+def test_a_silent_draft_model_is_replaced():
+    """After 20 s, without which its requests would have no drafts until it says something."""
+    with start(changed()) as d:
+        c = Client(d.endpoint)
+        plain, pid = answer(c, PROMPTS[1], 120, speculate=OFF).tokens, draft_pid(d)
+        os.kill(pid, signal.SIGSTOP)
+        same(answer(c, PROMPTS[1], 120).tokens, plain, "beside one that is silent")
+        check(wait_until(lambda: "draft model: ready again" in d.log(), 60), d.log())
+        check("silent for 20 s: killing it" in d.log() and draft_pid(d) not in (0, pid), d.log())
+        got = answer(c, PROMPTS[1], 120)
+        check(got.tokens == plain and used(got)[0] > 0, f"{used(got)}")
+        check(", 1 restarts; " in status_of(d).draft_model, status_of(d).draft_model)
+
+
 def test_nothing_outlives_helmd():
     for sig, wanted in ((signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)):
         d = Daemon(*EXACT, "--draft-model", changed(), real=True, model=MODEL)
