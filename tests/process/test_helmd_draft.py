@@ -6,12 +6,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
-from helmd_harness import DATA, Client, Daemon, check, pb, run_tests, running, same, status_of, wait_until  # noqa: E402
+from helmd_harness import BIN, DATA, DEMO, Client, Daemon, check, pb, run_tests, running, same, status_of, wait_until  # noqa: E402
 
 OFF, NGRAM, AUTO, MTP, DRAFT = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_AUTO, pb.SPECULATE_MTP, pb.SPECULATE_DRAFT
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2", "--device", "cpu", "--ctx", 512)
@@ -115,6 +116,14 @@ def test_windows_and_fixed_states_on_both_sides():
         check(0 < right < drafted, f"{name}: {right} of {drafted} drafts were right")
         drafted, right = check_answers(model, "off", "penalties", model=model)
         check(right > 0.9 * drafted, f"{name}: {right} of {drafted} drafts of the model itself were right")
+
+
+def test_a_trained_model_with_its_blocks():
+    """The demo model, and itself in blocks of 4 bits in a GGUF file, whose tokenizer is spelled in another way: most drafts are right."""
+    blocks = os.path.join(FOLDER, "demo.gguf")
+    subprocess.run([os.path.join(BIN, "helm-quantize"), "--model", DEMO, "--to", "Q4_K_M", "--out", blocks], check=True, capture_output=True)
+    drafted, right = check_answers(blocks, "on", "greedy", model=DEMO, count=120)
+    check(0.4 * drafted < right < drafted, f"{right} of {drafted} drafts were right")
 
 
 def test_each_length_of_an_answer():
