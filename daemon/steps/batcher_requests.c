@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include "common/plan/schedule.h"
+#include "common/shared/state_layout.h"
 #include "daemon/steps/batcher_private.h"
 
 int batcher_submit(struct batcher *batcher, struct request_generate *request, const struct asker *asker,
@@ -149,16 +150,18 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
 }
 
 /* What of it is computed stays, up to the tokens that change. Pages that other requests may have found are
- * not written again, and what its layers keep apart from pages is of its end alone: then it goes back to in
- * front of its slot, as if others had taken its pages. */
+ * not written again, its window may have left pages that it needs again, and fixed states are those of its end
+ * alone: then it goes back to in front of its slot, as if others had taken its pages. */
 static void go_on_from(struct batcher *batcher, struct sequence *seq, uint32_t stands)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens,
                    known = seq->scope == SEQUENCE_NO_SCOPE ? 0 : seq->cached / page_tokens * page_tokens;
     if (seq->slot == SEQUENCE_NO_SLOT) return;
     if (stands > seq->cached) stands = seq->cached;
-    if (stands < known || batcher->snapshots.on || batcher->pages.windows.on ||
-        plan_kv_tiered(batcher->with.plan)) {
+    const struct windows *w = &batcher->pages.windows;
+    const bool window_left =
+        w->on && state_window_hidden(stands, w->tokens, w->page_tokens) < seq->window_first;
+    if (stands < known || window_left || batcher->snapshots.on || plan_kv_tiered(batcher->with.plan)) {
         batcher_leave_slot(batcher, seq);
         return;
     }
