@@ -149,6 +149,7 @@ struct disk_reading *disk_reader_done(struct disk_reader *r, bool wait)
 void disk_reader_close(struct disk_reader *r)
 {
     if (!r) return;
+    r->waiting = NULL; /* what has not begun never does */
     while (disk_reader_done(r, true)) continue;
     r->way->close(r->queue);
     free(r->part);

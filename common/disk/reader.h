@@ -1,6 +1,6 @@
 /* Reads of files past the page cache: many at once, while the caller does something else.
  *
- * Called by the CPU worker for experts that lie on disk, and by helmd and helm-plan, which measure the disk
+ * Called by the CPU worker for weights that lie on disk, and by helmd and helm-plan, which measure the disk
  * with it. Two ways: io_uring, and a pool of threads with pread(2) where the system refuses io_uring. The
  * caller opens files with O_DIRECT and keeps offset, bytes and memory multiples of DISK_ALIGN. One thread at
  * a time may call. A read belongs to the caller and stays until it is done. */
@@ -55,5 +55,5 @@ HELM_MUST_CHECK int disk_reader_direct(int fd, const char *name, struct helm_err
 void disk_reader_submit(struct disk_reader *reader, struct disk_reading *read);
 /* The next read that is done; wait: waits for one. NULL: none is done, or with `wait` none is under way. */
 struct disk_reading *disk_reader_done(struct disk_reader *reader, bool wait);
-/* Waits for what is under way. NULL is allowed. */
+/* Waits for the parts that are under way, and begins no more. NULL is allowed. */
 void disk_reader_close(struct disk_reader *reader);

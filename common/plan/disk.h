@@ -1,9 +1,10 @@
-/* Experts at home on `disk`: where the file has each, and what host memory has for them.
+/* Weights at home on `disk`: where the files have them, and what host memory has for them.
  *
- * Each such unit has slots for whole experts in the CPU worker's memory, and all units together have
- * cells for experts that no slot is for. A slot, and a cell, has room for the blocks of the file that an
- * expert's matrices lie in, so that reads past the page cache bring them as they are. Called by the planner's
- * ledger and by the CPU worker. Pure. */
+ * Experts: each such unit has slots for whole experts in the CPU worker's memory, and all units together have
+ * cells for experts that no slot is for. Whole units: they pass through a ring there, in the order of the
+ * model, and each has its place in it. A slot, a cell or a place has room for the blocks of the file that
+ * matrices lie in, so that reads past the page cache bring them as they are. Called by the planner and by the
+ * CPU worker. Pure. */
 #pragma once
 
 #include "common/disk/reader.h"
@@ -38,8 +39,8 @@ static inline uint32_t disk_cells(const struct model_config *config)
     return config->router.chosen > 2 ? config->router.chosen : 2;
 }
 
-/* HELM_E_UNSUPPORTED: experts that cannot be read one by one as they lie; HELM_E_MISMATCH: a unit without
- * experts, or with fewer than slots. */
+/* All 0 of a plan without slots. HELM_E_UNSUPPORTED: experts that cannot be read one by one as they lie;
+ * HELM_E_MISMATCH: a unit without experts, or with fewer than slots. */
 HELM_MUST_CHECK int disk_place(const struct model *model, const struct plan *plan, struct disk_room *room,
                                struct helm_err *err);
 /* The same of one unit, whatever its home: whether it could be on disk. */
@@ -53,3 +54,32 @@ struct disk_source {
 };
 struct disk_source disk_source_of(const struct model *model, const struct disk_role *role, uint32_t experts,
                                   uint32_t expert);
+
+/* ---- whole units ---- */
+
+/* The blocks of a file that a matrix lies in; it begins `inside` bytes after their beginning. */
+struct disk_blocks {
+    uint32_t shard; /* of model.shards */
+    uint64_t offset, bytes, inside;
+};
+struct disk_blocks disk_blocks_of(const struct model_tensor *tensor);
+
+/* A unit's matrices in the ring, in the order of model_unit.tensor, each with room for its blocks. */
+struct disk_passing {
+    uint32_t unit;
+    uint64_t at, room; /* bytes from the ring's beginning; that its blocks take */
+};
+struct disk_ring {
+    struct disk_passing *passing; /* [units], in the order of the model; caller's memory, or NULL */
+    uint32_t units;
+    uint64_t bytes;      /* of the ring; 0: the plan has none */
+    uint64_t file_bytes; /* of these units' matrices in the files */
+};
+/* The places are the same in every step: units lie one after the other, and where the next one would end past
+ * the ring's end it lies at the beginning again. HELM_E_UNSUPPORTED: a matrix that cannot be read as it lies,
+ * HELM_E_MISMATCH: a unit of experts, HELM_E_CAPACITY: one that is larger than the ring. */
+HELM_MUST_CHECK int disk_ring_place(const struct model *model, const struct plan *plan,
+                                    struct disk_ring *ring, struct helm_err *err);
+/* The room of one unit, whatever its home: whether it could be on disk. */
+HELM_MUST_CHECK int disk_ring_room(const struct model *model, uint32_t unit, uint64_t *room,
+                                   struct helm_err *err);

@@ -11,8 +11,8 @@
  * well: the GPU computes with these, and with those that it is told to read over the link, the CPU with the
  * others. Rows of a dense MLP at home on `shared` lie in one memory each: the first ones in VRAM, where the
  * GPU computes with them, the others in host memory, where the CPU does at the same time
- * (common/model/share.h). Experts at home on `disk` stay in the model's files; host memory has slots for some
- * of them (common/plan/disk.h). */
+ * (common/model/share.h). Weights at home on `disk` stay in the model's files: experts, some of which have
+ * slots in host memory, or whole units, which pass through a ring there (common/plan/disk.h). */
 #pragma once
 
 #include <stdbool.h>
@@ -26,7 +26,8 @@ enum plan_route {
     PLAN_SLOTS,    /* of experts: some lie in slots in the processor's memory, too; the helper computes with
                       others */
     PLAN_ROWS, /* of a dense MLP: the first lie in the processor's memory alone; the helper has the others */
-    PLAN_READ  /* of experts: they are read into slots in the processor's memory when tokens choose them */
+    PLAN_READ  /* experts are read into slots in the processor's memory when tokens choose them; whole units
+                  through a ring there, in the order of the model */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
 enum plan_home {

@@ -156,6 +156,15 @@ bool placement_reads_tokens(const struct model *model, const struct plan *plan, 
     return plan->embed == processor || placement_inputs(model, plan, processor);
 }
 
+/* With a ring a unit on disk is there as a whole, with slots its experts alone. */
+static bool lies(const struct plan *plan, uint32_t unit, enum tensor_role role, enum plan_memory memory)
+{
+    const enum plan_home home = plan->unit[unit].home[0];
+    if (plan_home_rows[home].route == PLAN_READ && plan_disk_ring(plan))
+        return memory == plan_home_memory(home);
+    return placement_lies(home, role, memory);
+}
+
 /* The embedding's memory, and host memory where a processor that reads its rows has none: for inputs, or with
  * a head that makes drafts, unless the head is the embedding. */
 static bool embeds_from(const struct laying *l, enum plan_memory memory)
@@ -213,7 +222,7 @@ static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which,
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
         const struct model_unit *unit = &l->model->unit[u];
         for (uint32_t i = 0; i < unit->matrix_count && !rc; i++)
-            if (placement_lies(plan->unit[u].home[0], unit->tensor[i]->role, memory))
+            if (lies(plan, u, unit->tensor[i]->role, memory))
                 rc = lay(l, unit->tensor[i], plan_unit_format(plan, u), err);
     }
     if (!rc && head) rc = lay(l, model_find(l->model, TENSOR_HEAD, -1), plan_head_format(plan), err);

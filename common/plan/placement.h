@@ -51,7 +51,7 @@ struct packed_parts {
 uint64_t placement_align(enum plan_memory memory);
 /* `bytes` up to the next such boundary. */
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
-/* Whether a matrix of a unit that has this home lies in the memory. */
+/* Whether a matrix of a unit that has this home lies in the memory; of `disk` with slots for experts. */
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
 /* Whether a processor makes what each layer takes of the tokens (model_math.inputs): it computes MLP halves
  * of such a model. It reads rows of the embedding, in its own memory or else in host memory, and of the table

@@ -379,18 +379,20 @@ static int check_mixed(const struct plan *plan, struct helm_err *err)
     return check_first(e, units, err);
 }
 
-/* Experts on disk: of MLP halves, in every list, since check_against_decode says that weights do not move. */
+/* Experts on disk, of MLP halves, or whole units: in every list, since check_against_decode says that weights
+ * do not move. */
 static int check_disk(const struct plan *plan, struct helm_err *err)
 {
-    const uint32_t units = plan_disk_units(plan);
+    const uint32_t units = plan_disk_units(plan), slots = plan_disk_slots(plan);
+    const uint64_t ring = plan_disk_ring(plan);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         if (plan->unit[u].home[0] != PLAN_HOME_DISK) continue;
-        if (unit_part(u) != UNIT_MLP)
+        if (slots && unit_part(u) != UNIT_MLP)
             return helm_fail(err, HELM_E_FORMAT,
-                             "the attention of layer %u has 'disk' as home, which is for experts",
+                             "the attention of layer %u has 'disk' as home, where only experts have slots",
                              unit_layer(u));
         if (plan_unit_format(plan, u) != PLAN_AS_STORED)
-            return helm_fail(err, HELM_E_UNSUPPORTED, "layer %u: experts on disk lie as stored, not as '%s'",
+            return helm_fail(err, HELM_E_UNSUPPORTED, "layer %u: weights on disk lie as stored, not as '%s'",
                              unit_layer(u), tensor_format_name(plan_unit_format(plan, u)));
     }
     if (units && plan_mixed_units(plan))
@@ -398,10 +400,11 @@ static int check_disk(const struct plan *plan, struct helm_err *err)
             err, HELM_E_UNSUPPORTED,
             "%u layers have 'mixed' as home of their experts and %u 'disk': a plan has one of the two",
             plan_mixed_units(plan), units);
-    if (!units == !plan_disk_slots(plan)) return 0;
+    if (units ? !slots != !ring : !slots && !ring) return 0;
     return helm_fail(err, HELM_E_FORMAT,
-                     "%u layers have 'disk' as home of their experts, and 'disk_slots' is %u", units,
-                     plan_disk_slots(plan));
+                     "%u half layers have 'disk' as home, 'disk_slots' is %u and 'disk_ring_bytes' %llu: "
+                     "experts need slots, whole half layers a ring, and a plan has one of the two",
+                     units, slots, (unsigned long long)ring);
 }
 
 /* A phase's list: every unit has a home, and the weights of a phase are where decode has them. */

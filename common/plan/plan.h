@@ -12,8 +12,7 @@
  * says where the KV cache of a layer is: with the worker that computes its attention half in decode. A
  * prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or `stream`),
  * with one exception: where the cache is in VRAM no other processor can attend. Only the decode list has MLP
- * halves on `mixed` or `shared`; others have the latter on `stream`. An MLP half on `disk` is so in every
- * list.
+ * halves on `mixed` or `shared`; others have the latter on `stream`. A unit on `disk` is so in every list.
  *
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's
  * mixture says (common/model/mixture.h), or converted without loss to another format
@@ -96,10 +95,11 @@ struct ledger {
  * and takes the rest, so that the lines always add up. */
 void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 
-/* A plan's sizes of one device; of the CPU, slots of experts on disk alone. */
+/* A plan's sizes of one device; of the CPU, slots and ring of weights on disk alone. */
 struct plan_device {
-    uint64_t
-        ring_bytes; /* of its memory that streamed weights pass through; 0 where none are streamed to it */
+    /* of its memory that streamed weights pass through, of the CPU's those that are read from disk; 0: none
+     * do */
+    uint64_t ring_bytes;
     /* Pages that its memory has room for, of the layers whose cache it holds. 0: all of them, and these
      * layers have no room in the arena. Else the cache has two tiers: every page has room for all layers in
      * the arena, where its cells are copied once it is full, and the newest pages of a sequence lie in VRAM
@@ -283,11 +283,15 @@ static inline struct plan_device *plan_device_at(struct plan *plan, enum plan_ho
 {
     return &plan->device[plan_home_processor(home)];
 }
-/* Units at home on `disk`, and slots of each. */
+/* Units at home on `disk`: all with slots for their experts, or all whole, with one ring. */
 uint32_t plan_disk_units(const struct plan *plan);
 static inline uint32_t plan_disk_slots(const struct plan *plan)
 {
     return plan_device_of(plan, PLAN_HOME_DISK)->experts.slots;
+}
+static inline uint64_t plan_disk_ring(const struct plan *plan)
+{
+    return plan_device_of(plan, PLAN_HOME_DISK)->ring_bytes;
 }
 /* The experts of the units at home on `mixed`. */
 static inline const struct plan_experts *plan_experts(const struct plan *plan)
@@ -359,10 +363,10 @@ uint32_t plan_lanes_between(unsigned processors);
 double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);
-/* Units whose experts have slots: at home on `mixed` or on `disk`. */
+/* Units whose experts have slots: at home on `mixed`, or on `disk` without a ring. */
 static inline uint32_t plan_slot_units(const struct plan *plan)
 {
-    return plan_mixed_units(plan) + plan_disk_units(plan);
+    return plan_mixed_units(plan) + (plan_disk_slots(plan) ? plan_disk_units(plan) : 0);
 }
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
 /* Whether some phase has such a home; such a home from which weights are streamed to this processor. */
@@ -413,7 +417,8 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                  ...] (default: the lowest)} (where there are "mixed" stages),
  *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
  *    "shared_rows": N (rows of an MLP in VRAM, where there are "shared" stages),
- *    "disk_slots": N (experts of a layer that host memory has room for, where there are "disk" stages),
+ *    "disk_slots": N (experts of a layer that host memory has room for, where experts are on "disk"),
+ *    "disk_ring_bytes": N (of host memory, where whole units are on "disk"; a plan has one of the two),
  *    "activations": {"cpu": "exact" | "int8", "gpu", "gpu1": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram" | "vram1", OFFSET, BYTES], ...] (default: helmd makes

@@ -129,6 +129,8 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan->expert_parts > 1) set(json, "expert_parts", plan->expert_parts);
     if (plan->shared_rows) set(json, "shared_rows", plan->shared_rows);
     if (plan_disk_slots(plan)) set(json, "disk_slots", plan_disk_slots(plan));
+    if (plan_disk_ring(plan))
+        json_object_set_new(json, "disk_ring_bytes", plan_bytes_to_json(plan_disk_ring(plan)));
     if (plan->has_states) json_object_set_new(json, "states", plan_states_to_json(plan));
     if (plan->state_snapshots) set(json, "state_snapshots", plan->state_snapshots);
     if (plan->draft_layers) set(json, "draft_layers", plan->draft_layers);
@@ -360,6 +362,9 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     rc = parse_devices(json, plan, err);
     if (!rc) rc = parse_tiers(json, plan, err);
     if (!rc) rc = GET(json, false, parts, err);
+    if (!rc)
+        rc = json_get_u64(json, "disk_ring_bytes", false, 0, PLAN_BYTES_MAX,
+                          &plan_device_at(plan, PLAN_HOME_DISK)->ring_bytes, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
     rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
