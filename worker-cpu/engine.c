@@ -341,6 +341,7 @@ static int open_disk(struct engine *engine, struct helm_err *err)
     if (rc) return rc;
     if (*reduced) engine_reduced(&engine->base.report, "%s", reduced);
     engine->base.report.vectors_content += disk_content(engine->disk);
+    weights_read_from(&engine->weights, engine->disk);
     return 0;
 }
 
@@ -471,6 +472,8 @@ int engine_load(struct worker_engine *base, const struct arena *arena, const str
     if (rc) goto out;
     (void)engine_use(engine, engine->plan.inputs[engine->base.self]);
     choose_read_ahead(engine);
+    rc = engine->disk ? disk_start(engine->disk, err) : 0;
+    if (rc) goto out;
     fill_report(engine, o->kernels, start_us);
 
     const struct arena_region *kv = &h->region[ARENA_REGION_KV];

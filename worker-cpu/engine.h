@@ -32,7 +32,7 @@ struct engine {
     struct model model;
     struct plan plan; /* a copy: its phases choose each step's programs */
     struct weights weights;
-    struct disk *disk; /* NULL: no expert lies there */
+    struct disk *disk; /* NULL: no weights lie there */
     struct kernel_set kernels;
     struct activations act;
     struct states states;

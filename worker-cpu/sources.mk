@@ -2,6 +2,7 @@
 
 WORKER_CPU_SRC := \
   worker-cpu/disk/disk.c \
+  worker-cpu/disk/ring.c \
   worker-cpu/disk/turns.c \
   worker-cpu/engine.c \
   worker-cpu/local.c \

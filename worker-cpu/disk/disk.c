@@ -1,4 +1,4 @@
-/* Opening and closing of what experts on disk need. See disk.h. */
+/* Opening and closing of what weights on disk need, and whether they are what they were. See disk.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static int open_reader(struct disk *d, char reduced[DISK_REDUCED_TEXT], struct h
     const int rc = disk_reader_open_usual(&d->reader, &refused, err);
     *reduced = 0;
     if (!rc && refused.code)
-        snprintf(reduced, DISK_REDUCED_TEXT, "experts on disk are read by %d threads: %.80s", DISK_DEPTH,
+        snprintf(reduced, DISK_REDUCED_TEXT, "weights on disk are read by %d threads: %.80s", DISK_DEPTH,
                  refused.text);
     return rc;
 }
@@ -50,17 +50,22 @@ static void bring_piece(void *ctx, uint32_t piece, uint32_t thread)
     if (madvise(d->memory + at, bytes, MADV_POPULATE_WRITE)) memset(d->memory + at, 0, bytes);
 }
 
-/* Slots and cells, all of whose pages are there from the start. */
-static int take_memory(struct disk *d, struct pool *pool, struct helm_err *err)
+/* All its pages are there from the start. */
+static int take_memory(struct disk *d, uint64_t bytes, struct pool *pool, struct helm_err *err)
 {
     char text[UNITS_TEXT];
-    d->memory_bytes = round_up(d->room.bytes, ARENA_HUGE_PAGE);
+    d->memory_bytes = round_up(bytes, ARENA_HUGE_PAGE);
     d->memory = aligned_alloc(ARENA_HUGE_PAGE, d->memory_bytes);
     if (!d->memory)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for slots of experts (%s)",
+        return helm_fail(err, HELM_E_NOMEM, "no memory for weights on disk (%s)",
                          units_format_size(d->memory_bytes, text));
     madvise(d->memory, d->memory_bytes, MADV_HUGEPAGE);
     pool_run_region(pool, bring_piece, d, (uint32_t)(round_up(d->memory_bytes, PIECE_BYTES) / PIECE_BYTES));
+    return 0;
+}
+
+static void place_slots(struct disk *d)
+{
     char *at = d->memory;
     for (uint32_t u = 0; u < d->room.units; u++) {
         d->slots[u] = at;
@@ -68,7 +73,6 @@ static int take_memory(struct disk *d, struct pool *pool, struct helm_err *err)
     }
     for (uint32_t c = 0; c < d->room.cells; c++, at += d->room.cell_bytes)
         d->cell[c] = (struct disk_cell){.memory = at, .need = DISK_NONE};
-    return 0;
 }
 
 static int take_tables(struct disk *d, struct helm_err *err)
@@ -90,21 +94,41 @@ static int take_tables(struct disk *d, struct helm_err *err)
     return expert_slots_create(&size, &d->policy, err);
 }
 
+/* Slots and cells of experts. */
+static int open_experts(struct disk *d, const struct plan *plan, struct pool *pool, struct helm_err *err)
+{
+    d->room.unit = calloc(plan->layers, sizeof *d->room.unit);
+    if (!d->room.unit) return helm_fail(err, HELM_E_NOMEM, "no memory for experts on disk");
+    int rc = disk_place(d->model, plan, &d->room, err);
+    if (!rc) rc = take_tables(d, err);
+    if (!rc) rc = take_memory(d, d->room.bytes, pool, err);
+    if (!rc) place_slots(d);
+    return rc;
+}
+
+/* The ring of whole units. */
+static int open_ring(struct disk *d, const struct plan *plan, struct pool *pool, struct helm_err *err)
+{
+    struct disk_ring room = {.passing = calloc(unit_count(plan->layers), sizeof *room.passing)};
+    int rc = room.passing ? disk_ring_place(d->model, plan, &room, err)
+                          : helm_fail(err, HELM_E_NOMEM, "no memory for a ring of weights on disk");
+    if (!rc) rc = take_memory(d, room.bytes, pool, err);
+    if (!rc) rc = disk_ring_open(d, &room, err);
+    free(room.passing);
+    return rc;
+}
+
 int disk_open(const struct model *model, const struct plan *plan, const struct arena *arena,
               struct pool *pool, struct disk **disk, char reduced[DISK_REDUCED_TEXT], struct helm_err *err)
 {
     struct disk *d = calloc(1, sizeof *d);
     *disk = NULL;
-    if (!d) return helm_fail(err, HELM_E_NOMEM, "no memory for experts on disk");
+    if (!d) return helm_fail(err, HELM_E_NOMEM, "no memory for weights on disk");
     d->model = model;
     d->arena = arena;
     d->experts = model->config.router.experts;
-    d->room.unit = calloc(plan->layers, sizeof *d->room.unit);
-    int rc = d->room.unit ? disk_place(model, plan, &d->room, err)
-                          : helm_fail(err, HELM_E_NOMEM, "no memory for experts on disk");
-    if (!rc) rc = open_files(d, err);
-    if (!rc) rc = take_tables(d, err);
-    if (!rc) rc = take_memory(d, pool, err);
+    int rc = open_files(d, err);
+    if (!rc) rc = (plan_disk_ring(plan) ? open_ring : open_experts)(d, plan, pool, err);
     if (!rc) rc = open_reader(d, reduced, err);
     if (rc) {
         disk_close(d);
@@ -118,6 +142,7 @@ void disk_close(struct disk *d)
 {
     char text[UNITS_TEXT];
     if (!d) return;
+    disk_ring_stop(d->ring);
     disk_reader_close(d->reader);
     if (d->policy) {
         const struct expert_slots_seen seen = expert_slots_seen(d->policy);
@@ -127,6 +152,7 @@ void disk_close(struct disk *d)
                      units_format_size(d->bytes_read, text), (unsigned long long)d->reads);
     }
     expert_slots_free(d->policy);
+    disk_ring_free(d->ring);
     model_shards_close(&d->shards);
     free(d->memory);
     free(d->file);
@@ -137,6 +163,52 @@ void disk_close(struct disk *d)
     free(d->read);
     free(d->room.unit);
     free(d);
+}
+
+int disk_start(struct disk *d, struct helm_err *err)
+{
+    return d->ring ? disk_ring_start(d->ring, err) : 0;
+}
+
+/* How a file differs from what it was; NULL: in nothing. */
+static const char *change_of(const struct stat *was, const struct stat *is)
+{
+    if (was->st_size != is->st_size) return "has another size";
+    if (memcmp(&was->st_mtim, &is->st_mtim, sizeof was->st_mtim) != 0) return "was written to";
+    return NULL;
+}
+
+#define NAME_TEXT (MODEL_NAME_MAX + 32)
+
+static const char *name_of(const struct disk_read_of *of, char text[NAME_TEXT])
+{
+    if (of->expert == DISK_NONE) return of->tensor->name;
+    snprintf(text, NAME_TEXT, "expert %u of %s", of->expert, of->tensor->name);
+    return text;
+}
+
+int disk_check(const struct disk *d, const struct disk_reading *read, const struct disk_read_of *of,
+               uint64_t digest, uint64_t *first, struct helm_err *err)
+{
+    const char *file = d->model->shards[of->shard].file;
+    char name[NAME_TEXT];
+    struct stat now;
+    if (read->error)
+        return helm_fail(err, HELM_E_IO, "%s: byte %llu cannot be read (%s): %s", file,
+                         (unsigned long long)read->failed_at, name_of(of, name), strerror(read->error));
+    if (read->ended)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "the model changed on disk while it was served: %s has no byte %llu any more (%s)",
+                         file, (unsigned long long)read->failed_at, name_of(of, name));
+    if (fstat(d->shards.fd[of->shard], &now)) return helm_fail_errno(err, "%s: cannot stat", file);
+    const char *change = change_of(&d->file[of->shard], &now);
+    if (change || (*first && *first != digest))
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "the model changed on disk while it was served: %s %s (byte %llu, %s)", file,
+                         change ? change : "has other bytes than before", (unsigned long long)of->offset,
+                         name_of(of, name));
+    *first = digest;
+    return 0;
 }
 
 uint64_t disk_content(const struct disk *d)

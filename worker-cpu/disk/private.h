@@ -1,4 +1,4 @@
-/* Inside worker-cpu/disk: what disk.c opens and turns.c runs. */
+/* Inside worker-cpu/disk: what disk.c opens, and turns.c (experts) and ring.c (whole units) run. */
 #pragma once
 
 #include <sys/stat.h>
@@ -42,8 +42,9 @@ struct disk {
     struct stat *file;          /* [shard_count]: as they were when they were opened */
     struct disk_room room;
     uint32_t experts;
-    char *memory; /* slots of each unit, then cells */
+    char *memory; /* slots of each unit, then cells; or the ring */
     uint64_t memory_bytes;
+    struct ring *ring;           /* NULL: no whole unit lies on disk; otherwise it alone uses the reader */
     char **slots;                /* [units]: of each */
     const char **place;          /* [units][SLOT_ROLES][experts + 1]; the last is NULL */
     uint64_t *digest;            /* [units][SLOT_ROLES][experts]: of the first read; 0: there was none */
@@ -78,3 +79,25 @@ static inline uint64_t *disk_digest_at(const struct disk *d, uint32_t unit, enum
 {
     return d->digest + ((uint64_t)unit * SLOT_ROLES + role) * d->experts + expert;
 }
+
+/* The bytes of a model that were read, for errors and digests. */
+struct disk_read_of {
+    const struct model_tensor *tensor;
+    uint32_t expert; /* DISK_NONE: the tensor is not of experts */
+    uint32_t shard;
+    uint64_t offset; /* of the bytes digested, in its file */
+};
+/* A read that is done: what came is what the file had when it was read first. *first: the digest of then; 0:
+ * there was none. HELM_E_IO, HELM_E_MISMATCH. */
+HELM_MUST_CHECK int disk_check(const struct disk *disk, const struct disk_reading *read,
+                               const struct disk_read_of *of, uint64_t digest, uint64_t *first,
+                               struct helm_err *err);
+
+/* ---- ring.c ---- */
+
+/* Tables of the plan's ring, whose memory is disk->memory. */
+HELM_MUST_CHECK int disk_ring_open(struct disk *disk, const struct disk_ring *room, struct helm_err *err);
+HELM_MUST_CHECK int disk_ring_start(struct ring *ring, struct helm_err *err);
+/* Ends the thread; before the reader closes. */
+void disk_ring_stop(struct ring *ring);
+void disk_ring_free(struct ring *ring);

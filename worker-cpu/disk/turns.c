@@ -111,43 +111,14 @@ void disk_begin(struct disk *d, int32_t layer, const uint32_t *expert, uint32_t 
     fill_cells(d);
 }
 
-/* How a file differs from what it was; NULL: in nothing. */
-static const char *change_of(const struct stat *was, const struct stat *is)
-{
-    if (was->st_size != is->st_size) return "has another size";
-    if (memcmp(&was->st_mtim, &is->st_mtim, sizeof was->st_mtim) != 0) return "was written to";
-    return NULL;
-}
-
-/* A read that is done: what came is what the file had when it was read first. */
 static int check(struct disk *d, const struct disk_read *r, struct helm_err *err)
 {
-    const struct disk_need *need = &d->need[r->need];
-    const struct disk_role *of = &d->room.unit[d->unit].role[r->role];
-    const struct disk_source from = disk_source_of(d->model, of, d->experts, need->expert);
-    const char *file = d->model->shards[from.shard].file;
-    struct stat now;
-    if (r->read.error)
-        return helm_fail(err, HELM_E_IO, "%s: byte %llu cannot be read (expert %u of %s): %s", file,
-                         (unsigned long long)r->read.failed_at, need->expert, of->tensor->name,
-                         strerror(r->read.error));
-    if (r->read.ended)
-        return helm_fail(
-            err, HELM_E_MISMATCH,
-            "the model changed on disk while it was served: %s has no byte %llu any more (expert %u of %s)",
-            file, (unsigned long long)r->read.failed_at, need->expert, of->tensor->name);
-    if (fstat(d->shards.fd[from.shard], &now)) return helm_fail_errno(err, "%s: cannot stat", file);
-    const char *change = change_of(&d->file[from.shard], &now);
-    const uint64_t digest =
-        content_of(*disk_place_at(d, d->unit, r->role, need->expert), of->bytes, from.offset);
-    uint64_t *first = disk_digest_at(d, d->unit, r->role, need->expert);
-    if (change || (*first && *first != digest))
-        return helm_fail(err, HELM_E_MISMATCH,
-                         "the model changed on disk while it was served: %s %s (byte %llu, expert %u of %s)",
-                         file, change ? change : "has other bytes than before",
-                         (unsigned long long)from.offset, need->expert, of->tensor->name);
-    *first = digest;
-    return 0;
+    const uint32_t expert = d->need[r->need].expert;
+    const struct disk_role *role = &d->room.unit[d->unit].role[r->role];
+    const struct disk_source from = disk_source_of(d->model, role, d->experts, expert);
+    const struct disk_read_of of = {role->tensor, expert, from.shard, from.offset};
+    const uint64_t digest = content_of(*disk_place_at(d, d->unit, r->role, expert), role->bytes, from.offset);
+    return disk_check(d, &r->read, &of, digest, disk_digest_at(d, d->unit, r->role, expert), err);
 }
 
 static int take_read(struct disk *d, struct disk_reading *done, struct helm_err *err)
@@ -208,6 +179,7 @@ int disk_next(struct disk *d, enum disk_stage stage, uint32_t *turn, uint32_t *c
 
 void disk_end_step(struct disk *d, uint32_t tokens)
 {
+    if (!d->policy) return; /* no experts lie on disk */
     expert_slots_step(d->policy);
     const struct expert_slots_seen now = expert_slots_seen(d->policy);
     if (tokens <= ENGINE_FEW_TOKENS) {

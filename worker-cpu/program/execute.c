@@ -332,12 +332,22 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
                              .alone = uses_lane(e) && tokens <= e->chunk};
 }
 
+/* Waits until the weights of the entry's unit have come from disk. */
+static void take_unit(struct run *run, const struct program_entry *e)
+{
+    const uint64_t start_ns = units_now_ns();
+    run->rc = disk_take_unit(run->disk, e->unit, &run->err);
+    run->mark_ns = units_now_ns();
+    run->wait_ns += run->mark_ns - start_ns;
+}
+
 static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
 {
     (void)thread;
     struct run *run = ctx;
     run_clock(run);
     if (run->entry && uses_lane(run->entry)) hand_over_end(run, run->entry);
+    if (run->entry && run->entry->leaves_unit) disk_leave_unit(run->disk);
     if (run->rc) return false;
     if (run->entry && run->entry->from_disk && experts_again(run, job)) return true;
     if (run->rc) return false;
@@ -356,6 +366,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
                           memory_order_release);
     atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
     if (uses_lane(e)) hand_over_begin(run, e);
+    if (e->takes_unit) take_unit(run, e);
     if (run->rc) return false;
     *job = job_of(run, e, tokens);
     return !run->rc;

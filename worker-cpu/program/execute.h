@@ -99,7 +99,7 @@ struct run {
     const struct kernel_set *kernels;
     const struct activations *act;
     const struct states *states;
-    struct disk *disk; /* of experts that lie there, or NULL */
+    struct disk *disk; /* of weights that lie there, or NULL */
     struct pool *pool;
     struct kv_layout kv, window_kv; /* of pages, and of windows */
     void *kv_pool, *window_pool;

@@ -134,6 +134,7 @@ struct program_entry {
     bool asked;     /* by the GPU, for some of them: sums are stored, not added to x */
     bool from_disk; /* the experts are (worker-cpu/disk): the entry's region runs once for each turn of those
                        that came */
+    bool takes_unit, leaves_unit; /* the first and the last entry of a whole unit that is read from disk */
     enum glu_kind glu;
     /* For several tokens of an expert: kernels multiply them together, each with the bits of one; how many so
      * are faster than by kernels of several. */
@@ -161,7 +162,7 @@ struct program_source {
     enum plan_processor self; /* of the plan, whose programs these are */
     const struct weights *weights;
     const struct kernel_set *kernels;
-    const struct disk *disk;   /* of experts that lie there, or NULL */
+    const struct disk *disk;   /* of weights that lie there, or NULL */
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
     /* OP_TIER_FEW and the head: up to this many tokens, as in an invariant plan each with the bits of one; 0:

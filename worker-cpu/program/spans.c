@@ -31,6 +31,12 @@ static void lower_unit(struct lowering *low, uint32_t unit)
     for (uint32_t i = 0; i < math->ops; i++)
         lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(unit),
                  false);
+    if (first == low->program->count || low->rc) return;
+    const struct plan *plan = low->source->plan;
+    if (plan_disk_ring(plan) && plan->unit[unit].home[0] == PLAN_HOME_DISK) {
+        low->program->entry[first].takes_unit = true;
+        low->program->entry[low->program->count - 1].leaves_unit = true;
+    }
     for (; first < low->program->count; first++) low->program->entry[first].unit = unit;
 }
 

@@ -393,6 +393,15 @@ int weights_load(struct weights *w, const struct weights_loading *l, struct helm
     return 0;
 }
 
+void weights_read_from(struct weights *w, const struct disk *disk)
+{
+    for (uint32_t i = 0; i < w->disk.count; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->disk.place[i]);
+        const void *at = disk_matrix(disk, t);
+        if (at) matrix_at(w, t)->data = at;
+    }
+}
+
 void weights_free(struct weights *w)
 {
     free(w->matrix);

@@ -15,12 +15,13 @@
 #include "common/model/shards.h"
 #include "common/plan/placement.h"
 #include "common/cpu/pool.h"
+#include "worker-cpu/disk/disk.h"
 
 struct weights {
     const struct model *model; /* borrowed, as is the plan, which `host` is of */
     /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
-     * not in the region, or made for the GPU alone. The shape of experts on disk counts, not where they
-     * lie. */
+     * not in the region, or made for the GPU alone. Of experts on disk the shape counts, not where they lie;
+     * whole units on disk have their places in the ring. */
     struct tensor_matrix *matrix;
     float **vector;                 /* same indexing */
     float *vectors;                 /* their memory */
@@ -28,7 +29,7 @@ struct weights {
     uint32_t vector_count;
     uint64_t vector_bytes;
     struct placements host; /* the region's contents and their places */
-    struct placements disk; /* experts that are read when tokens choose them (worker-cpu/disk) */
+    struct placements disk; /* weights that are read for each step (worker-cpu/disk) */
     uint64_t matrix_bytes;  /* of it, as they are in the files */
     /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
     bool *computed;
@@ -57,6 +58,8 @@ HELM_MUST_CHECK int weights_load(struct weights *weights, const struct weights_l
                                  struct helm_err *err);
 /* Reads the vectors and fills in the table with matrices at `region`, loading none: for printing programs. */
 HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region, struct helm_err *err);
+/* After loading: matrices that pass through a ring are where they will be read to. */
+void weights_read_from(struct weights *weights, const struct disk *disk);
 void weights_free(struct weights *weights);
 
 static inline const struct tensor_matrix *weights_matrix(const struct weights *w, enum tensor_role role,
