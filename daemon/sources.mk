@@ -44,6 +44,9 @@ DAEMON_SRC := \
   daemon/planner/cost/spent.c \
   daemon/planner/cpu_alone.c \
   daemon/planner/disk.c \
+  daemon/planner/disk_layers.c \
+  daemon/planner/disk_plans.c \
+  daemon/planner/disk_spread.c \
   daemon/planner/experts.c \
   daemon/planner/experts_moves.c \
   daemon/planner/experts_shared.c \

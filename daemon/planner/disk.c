@@ -11,7 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "common/plan/disk.h"
-#include "daemon/planner/ideas.h"
+#include "daemon/planner/disk_plans.h"
 
 /* A device's part: the first `units` of the order; ends, where it has any. */
 struct split {
@@ -59,30 +59,14 @@ static int write_plan(struct making *m, const struct split *split, uint32_t ctx,
 {
     const struct model_config *config = &m->r->model->config;
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
-    struct arena_spec arena;
     uint32_t seen[2] = {0, count_rest(config)};
-    plan_drop_placements(plan);
-    plan->layers = config->layers;
-    plan->draft_layers = config->drafts;
-    plan->expert_parts = 1;
-    plan->embed = split->embed;
-    plan->head = split->head;
-    int rc = plan->unit ? 0 : plan_make_units(plan, PLAN_HOME_CPU, err);
-    if (rc) return rc;
     for (uint32_t u = 0; u < unit_count(model_answer_layers(config)); u++) {
         const bool experts = has_experts(config, u), here = seen[experts]++ < split->units;
         home[u] = here ? PLAN_HOME_GPU : experts ? PLAN_HOME_DISK : PLAN_HOME_CPU;
     }
-    plan_set_homes(plan, 0, home);
-    plan_device_at(plan, PLAN_HOME_DISK)->experts.slots = slots;
-    return ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &arena, err);
-}
-
-static void begin(struct making *m, uint32_t step_tokens)
-{
-    candidate_begin(m, 0);
-    m->wish.pack_cpu = m->wish.pack_gpu = false;
-    if (!m->wish.step_tokens) m->wish.step_tokens = step_tokens;
+    const struct disk_lists lists = {
+        .home = home, .embed = split->embed, .head = split->head, .slots = slots, .ctx = ctx};
+    return disk_write(m, &lists, plan, err);
 }
 
 /* Tokens of a chunk, as many as pay with one slot a layer: each chunk reads what has no slot. */
@@ -91,7 +75,7 @@ static int choose_chunk(struct making *m, const struct split *split, uint32_t ct
 {
     struct plan plan = {.layers = 0};
     struct arena_spec arena;
-    begin(m, LEDGER_STEP_TOKENS);
+    disk_begin_wish(m, LEDGER_STEP_TOKENS);
     int rc = write_plan(m, split, ctx, 1, &plan, err);
     if (!rc && ledger_fits(&plan)) rc = chunks_lengthen(m, &plan, &arena, err);
     *tokens = m->wish.step_tokens;
@@ -106,7 +90,7 @@ static int make(struct making *m, const struct split *split, uint32_t ctx, uint3
     const struct ledger *host = &out->plan.memory[PLAN_HOST];
     const uint32_t experts = m->r->model->config.router.experts;
     struct disk_room room = {.unit = NULL};
-    begin(m, step_tokens);
+    disk_begin_wish(m, step_tokens);
     int rc = write_plan(m, split, ctx, 1, &out->plan, err);
     out->fits = !rc && ledger_fits(&out->plan);
     if (out->fits) rc = disk_place(m->r->model, &out->plan, &room, err);
@@ -147,14 +131,6 @@ static int try_context(struct making *m, const struct spec *spec, uint32_t ctx, 
     return rc;
 }
 
-/* Whether every memory but the host's has room. */
-static bool fits_elsewhere(const struct plan *plan)
-{
-    for (int m = PLAN_HOST + 1; m < PLAN_MEMORIES; m++)
-        if (plan->memory[m].total > plan->memory[m].limit) return false;
-    return true;
-}
-
 int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes, struct helm_err *err)
 {
     const struct model_config *config = &m->r->model->config;
@@ -162,16 +138,15 @@ int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes
     struct helm_err why;
     int rc = 0;
     *bytes = 0;
+    if (!config->router.experts) return disk_layers_least_host(m, ctx, device, bytes, err);
     if (!can(m, &why)) return 0;
     for (uint32_t n = device ? rest + 1 : 1; n-- > least && !*bytes && !rc;) {
         if (config->reads && n && n < rest) continue; /* as in try_context */
         const struct split split = split_at(n, config->tied_head);
         struct plan plan = {.layers = 0};
-        begin(m, LEDGER_STEP_TOKENS);
+        disk_begin_wish(m, LEDGER_STEP_TOKENS);
         rc = write_plan(m, &split, ctx, 1, &plan, err);
-        const uint64_t total = plan.memory[PLAN_HOST].total;
-        if (!rc && fits_elsewhere(&plan))
-            *bytes = round_up(total, (total < GIB ? MIB : GIB) / PERCENT + 1); /* as it is printed */
+        if (!rc) *bytes = disk_host_needed(&plan);
         plan_free(&plan);
     }
     return rc;
@@ -183,6 +158,7 @@ int disk_try(struct making *m, struct spec *spec, struct candidate *best, struct
     struct helm_err why = {0};
     int rc = 0;
     if (best->fits) return 0;
+    if (!config->router.experts) return disk_layers_try(m, spec, best, err);
     if (!can(m, &why)) {
         if (why.code) log_info("experts are not planned on disk: %s", why.text);
         return 0;

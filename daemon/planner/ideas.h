@@ -54,11 +54,12 @@ HELM_MUST_CHECK int experts_try_shared(struct making *m, const struct spec *spec
 /* chunks.c: longer chunks, of a plan that stands. */
 HELM_MUST_CHECK int chunks_lengthen(struct making *m, struct plan *plan, struct arena_spec *arena,
                                     struct helm_err *err);
-/* disk.c: where nothing else fits, experts on disk. spec->ctx becomes the plan's. */
+/* disk.c: where nothing else fits, experts on disk, or half layers of a dense model. spec->ctx becomes the
+ * plan's. */
 HELM_MUST_CHECK int disk_try(struct making *m, struct spec *spec, struct candidate *best,
                              struct helm_err *err);
-/* Host memory with which such a plan fits, as many units without experts in VRAM as that has room for; 0:
- * none does, however much there is. */
+/* Host memory with which such a plan fits, as much of the other weights in VRAM as that has room for; 0: none
+ * does, however much there is. */
 HELM_MUST_CHECK int disk_least_host(struct making *m, uint32_t ctx, bool device, uint64_t *bytes,
                                     struct helm_err *err);
 /* second.c: the last layers on a second device, the other ideas for those before. */

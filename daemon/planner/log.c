@@ -93,6 +93,14 @@ static void log_homes(const struct plan *plan, uint32_t phase, const char *name)
     log_info("plan: %s: %s", name, line);
 }
 
+static void log_ring(const struct plan *plan)
+{
+    char read[UNITS_TEXT], ring[UNITS_TEXT];
+    log_info("plan: %u half layers of %s are read from disk in each step, through a ring of %s",
+             plan_disk_units(plan), units_format_size(plan->memory[PLAN_DISK].total, read),
+             units_format_size(plan_disk_ring(plan), ring));
+}
+
 static void log_disk(const struct planner_request *r, const struct plan *plan)
 {
     const struct profile_found *counted = &r->profile->found;
@@ -112,7 +120,8 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
         log_homes(plan, p, name);
         log_stages(plan, p, name);
     }
-    if (plan_disk_units(plan) && r->profile) log_disk(r, plan);
+    if (plan_disk_slots(plan) && r->profile) log_disk(r, plan);
+    if (plan_disk_ring(plan)) log_ring(plan);
     if (plan->weights)
         log_info("plan: weights are quantised at load, as %s: %s in all", mixture_name(plan->weights),
                  units_format_size(r->model->weight_bytes, size[0]));

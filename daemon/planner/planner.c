@@ -155,7 +155,7 @@ static bool packed_on_cpu(const struct plan *plan)
     return false;
 }
 
-/* The best plan that uses the device, if it may; otherwise the CPU's; otherwise one with experts on disk. */
+/* The best plan that uses the device, if it may; otherwise the CPU's; otherwise one with weights on disk. */
 static int make_lists(struct making *m, struct candidate *best, struct helm_err *err)
 {
     const struct planner_request *r = m->r;
@@ -191,7 +191,10 @@ static int make_lists(struct making *m, struct candidate *best, struct helm_err 
     if (rc) return rc;
     if (refused.code)
         log_warn("device: planned %s: %s",
-                 plan_devices(&best->plan) ? "with experts on disk" : "on the CPU alone", refused.text);
+                 !plan_devices(&best->plan)    ? "on the CPU alone"
+                 : plan_disk_ring(&best->plan) ? "with layers on disk"
+                                               : "with experts on disk",
+                 refused.text);
     if (r->refusal) *r->refusal = (struct planner_refusal){0};
     return 0;
 }

@@ -130,8 +130,10 @@ static void name_nearest(struct making *m, const struct spec *t, const struct ca
         add_words(would, "%s of host memory", units_format_size(bytes, size));
     if (t->strategy == SEARCH_BEST || t->strategy == SEARCH_ALL_CPU) {
         struct helm_err none;
-        if (!disk_least_host(m, t->ctx, t->device, &bytes, &none) && bytes > ledger_host_limit(&m->c, from))
-            add_words(would, "%s of host memory with experts on disk", units_format_size(bytes, size));
+        const uint64_t has = ledger_host_limit(&m->c, from), without = more->host;
+        if (!disk_least_host(m, t->ctx, t->device, &bytes, &none) && bytes > has && bytes - has < without)
+            add_words(would, "%s of host memory with %s on disk", units_format_size(bytes, size),
+                      m->r->model->config.router.experts ? "experts" : "layers");
     }
     if (t->device && t->strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, t->ctx))
         add_words(would, "--strategy best");

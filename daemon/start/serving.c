@@ -193,7 +193,7 @@ static void keep_found(const struct helmd *d)
     struct profile_found found = {.of = d->measured.found.of}, all = d->measured.found;
     struct helm_err err = {0};
     /* a plan that could not be made again has left no arena */
-    if (!d->arena.base || !plan_disk_units(&d->plan) || !found.of) return;
+    if (!d->arena.base || !plan_disk_slots(&d->plan) || !found.of) return;
     const struct arena_experts *seen = arena_experts_of(&d->arena);
     if (atomic_load(&seen->steps) < FOUND_LEAST_STEPS) return;
     found.slots = plan_disk_slots(&d->plan);

@@ -368,6 +368,14 @@ static void price_shared(const struct pricing *p, uint32_t unit, struct cost_uni
     u->shared_beside = fmax(once + (1 - own) * fmax(0, u->cpu_beside - once), gpu);
 }
 
+/* A whole unit from disk: it is computed as one in memory once it has come. */
+static void price_reading(const struct pricing *p, struct cost_unit *u)
+{
+    u->read = (double)u->bytes / p->profile->disk_read.value;
+    u->disk = u->cpu;
+    u->disk_wait = fmax(0, u->read - u->cpu);
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const uint32_t kind = model_unit_kind(p->model, unit);
@@ -391,6 +399,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu_spread = w.gpu_spread;
     take_measured_cpu(p, unit, u, &w.experts);
     if (u->experts && p->step->experts.disk_slots) experts_price_disk(p, unit, &w.experts, u);
+    if (!u->experts) price_reading(p, u);
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
@@ -460,10 +469,6 @@ static int price_step(const struct model *model, const struct analyse_table *ana
     uint32_t units = unit_count(model->config.layers);
     memset(table, 0, sizeof *table);
     int rc = check_step(model, step, err);
-    if (!rc && step->experts.disk_slots && profile->disk_read.value <= 0)
-        rc = helm_fail(
-            err, HELM_E_USAGE,
-            "experts lie on disk, whose rate is not known: --disk-rate SIZE states the bytes a second");
     if (!rc) rc = cost_rates_of(&p, err);
     if (rc) return rc;
     table->unit = malloc(units * sizeof *table->unit);

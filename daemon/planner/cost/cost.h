@@ -104,8 +104,9 @@ struct cost_unit {
     struct cost_kv kv; /* two tiers */
     double mixed; /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
     struct cost_kv mixed_kv;
-    double disk; /* experts on disk: on the CPU, with waiting for those that are read */
-    double disk_wait;
+    double disk; /* experts on disk: on the CPU, with waiting for those that are read; whole units: `cpu` */
+    double disk_wait; /* of experts, the part of it; of whole units what reading takes more than computing */
+    double read;      /* a whole unit from disk */
     double shared,
         shared_beside; /* an MLP of two processors: the CPU's rows, or what the GPU's take in addition */
     /* Prefill, of the host's cache in two tiers or fixed state: more seconds of the GPU, and of the link as
@@ -173,11 +174,14 @@ struct cost_plan {
     const bool *kv_cpu;         /* [layers] whose cache is the CPU's; NULL: as `home` says */
     enum plan_processor embed, head;
     uint64_t ring_bytes;
+    bool
+        reads; /* the link is the disk, whose ring is full whenever a step has time for it: no unit streams */
     bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */
     uint64_t held_bytes; /* cold: bytes of its first streamed units that the ring holds already */
     double link_late;    /* cold: seconds that the link needs first, for copies left by the step before */
 };
 
+/* LINK: of a plan that reads whole units from disk, the disk. */
 enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };
 /* For the plot and the table of stages. A link's span may be of a unit of the next step. */
 #define COST_SPAN_EMBED UINT32_MAX

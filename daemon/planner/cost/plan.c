@@ -21,12 +21,15 @@ static enum plan_home priced_home(enum plan_home home)
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out)
 {
+    const bool reads = plan_disk_ring(plan) > 0;
     *out = (struct cost_plan){.home = home,
                               .kv_cpu = kv_cpu,
                               .embed = plan->embed,
                               .head = plan->head,
-                              .ring_bytes = plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes,
-                              .cold = phase != 0};
+                              .ring_bytes = reads ? plan_disk_ring(plan)
+                                                  : plan_device_of(plan, PLAN_HOME_STREAM)->ring_bytes,
+                              .reads = reads,
+                              .cold = phase != 0 && !reads};
     for (uint32_t l = 0; l < plan->layers; l++) kv_cpu[l] = plan_keeper(plan, l) == PLAN_CPU0;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) home[u] = plan->unit[u].home[phase];
 }
@@ -129,21 +132,21 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
 
 #define DISK_SPREAD_MOST 0.75 /* a busy disk's samples may differ by more */
 
-/* For the part of the step that waits for the disk. */
+/* For the part of the step that waits for experts. */
 static double spread_of_disk(const struct profile *profile, const struct cost_table *table,
                              const struct cost_plan *plan, double seconds)
 {
     double waited = 0;
     for (uint32_t u = 0; u < table->units; u++)
-        waited += plan->home[u] == PLAN_HOME_DISK ? table->unit[u].disk_wait : 0;
+        waited += plan->home[u] == PLAN_HOME_DISK && !plan->reads ? table->unit[u].disk_wait : 0;
     const double spread =
         fmin(hypot(cost_rates_spread(&profile->disk_read), DISK_HITS_SPREAD), DISK_SPREAD_MOST);
     return seconds > 0 ? spread * waited / seconds : 0;
 }
 
-/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds
- * without computing, which were all spent waiting for it. Both spreads include disturbances while they were
- * measured. They are independent, so squares add up. */
+/* A processor's seconds of the step are off by its rate's spread. The spread of the link, or of the disk that
+ * gives whole units, counts for the seconds without computing, which were all spent waiting for it. Both
+ * spreads include disturbances while they were measured. They are independent, so squares add up. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
@@ -174,11 +177,12 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     const double disturbance = profile_disturbance(profile);
     cpu = hypot(cpu, disturbance);
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
-    if (!streams || waited < 0) waited = 0;
+    if (!(streams || plan->reads) || waited < 0) waited = 0;
     if (result->seconds <= 0) return 0;
     cpu *= result->busy[COST_CPU] / result->seconds;
     gpu *= result->busy[COST_GPU] / result->seconds;
-    double link = hypot(cost_rates_spread(&profile->link.h2d), disturbance) * waited / result->seconds;
+    const struct profile_value *comes = plan->reads ? &profile->disk_read : &profile->link.h2d;
+    double link = hypot(cost_rates_spread(comes), disturbance) * waited / result->seconds;
     const double disk = spread_of_disk(profile, table, plan, result->seconds);
     double hand_over = cost_rates_spread(&profile->link.hand_over) * result->hand_overs / result->seconds;
     double step = cost_rates_spread(&profile->step) * table->step / result->seconds;
@@ -209,6 +213,10 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
                          c->model->config.layers);
+    if (plan_disk_units(c->plan) && c->profile->disk_read.value <= 0)
+        return helm_fail(
+            err, HELM_E_USAGE,
+            "weights lie on disk, whose rate is not known: --disk-rate SIZE states the bytes a second");
     cost_formats_of(c->plan, w->format);
     return 0;
 }

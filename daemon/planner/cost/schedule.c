@@ -14,6 +14,7 @@ static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_GPU1] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK, .worker = PLAN_GPU1},
     /* with a hand-over from the GPU and one back, as the CPU's own */
     [PLAN_HOME_SHARED] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
+    /* experts; whole units come by the link */
     [PLAN_HOME_DISK] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true}};
 
 /* Whether the GPU computes all of a step, which is launched after the one before (worker-gpu/follow.h). */
@@ -35,7 +36,7 @@ static void list_resources(const struct cost_table *table, const struct cost_pla
     s->processor[COST_CPU] = s->processor[COST_GPU] = (struct schedule_processor){0};
     if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
     s->hand_over = table->hand_over + table->activation;
-    s->hand_over_more = table->hand_over_more;
+    s->hand_over_more = plan->reads ? 0 : table->hand_over_more;
     s->ring = larger((double)plan->ring_bytes, COST_RING_LEAST);
     s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
     s->end = ahead ? 0 : table->step;
@@ -54,34 +55,52 @@ static struct schedule_task end_task(const struct cost_unit *u, enum plan_proces
     return task;
 }
 
-/* The link's copies for a streamed unit: its weights; its borrowed cache in the same time; before the first
- * unit, the copies that are late. */
-static void put_on_link(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s,
-                        struct schedule_task *task, struct schedule_task **last)
+/* A unit's bytes on the link, and its seconds: alone, and beside a processor that contends. `last` as the
+ * link's. */
+struct copy {
+    uint64_t bytes;
+    double seconds, beside, last;
+};
+
+static void put_on_link(const struct copy *copy, struct schedule *s, struct schedule_task *task,
+                        struct schedule_task **last)
 {
     struct schedule_link *link = &s->link[0];
-    const uint32_t u = task->unit;
-    const struct cost_unit *unit = &table->unit[u];
-    double borrow = 0;
     if (s->links == 0) {
         *link = (struct schedule_link){.resource = COST_LINK,
                                        .first = task,
                                        .slowest = INFINITY,
-                                       .last = table->slice};
+                                       .last = copy->last};
         s->links = 1;
         *last = task;
-        borrow = plan->cold ? plan->link_late : 0;
     }
-    if (unit_part(u) == UNIT_ATTENTION && plan->kv_cpu && plan->kv_cpu[unit_layer(u)]) borrow += unit->borrow;
-    const double seconds = larger(unit->link + borrow, SECONDS_LEAST);
-    task->bytes = larger((double)unit->crossing, 1);
+    const double seconds = larger(copy->seconds, SECONDS_LEAST);
+    task->on.link = 0;
+    task->bytes = larger((double)copy->bytes, 1);
     task->rate = task->bytes / seconds;
-    task->rate_beside = task->bytes / larger(unit->link_beside + borrow, SECONDS_LEAST);
+    task->rate_beside = task->bytes / larger(copy->beside, SECONDS_LEAST);
     link->least += seconds;
     link->slowest = smaller(link->slowest, task->rate);
     (*last)->next = task;
     task->next = link->first;
     *last = task;
+}
+
+/* A streamed unit's copies: its weights; its borrowed cache in the same time; before the first unit, the
+ * copies that are late. */
+static struct copy streamed(const struct cost_table *table, const struct cost_plan *plan, uint32_t u,
+                            bool first)
+{
+    const struct cost_unit *unit = &table->unit[u];
+    double borrow = first && plan->cold ? plan->link_late : 0;
+    if (unit_part(u) == UNIT_ATTENTION && plan->kv_cpu && plan->kv_cpu[unit_layer(u)]) borrow += unit->borrow;
+    return (struct copy){unit->crossing, unit->link + borrow, unit->link_beside + borrow, table->slice};
+}
+
+/* A whole unit from disk, which is computed once all of it is there. */
+static struct copy read_whole(const struct cost_unit *unit)
+{
+    return (struct copy){unit->bytes, unit->read, unit->read, INFINITY};
 }
 
 /* A unit on the GPU: the time of its cache in the arena follows its own seconds. */
@@ -120,8 +139,13 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
         task->on = place_of[home];
         if (home == PLAN_HOME_CPU) {
             task->seconds = unit->cpu;
-            task->beside = unit->cpu_beside;
+            task->beside = plan->reads ? unit->cpu : unit->cpu_beside;
             task->kv = (struct cost_kv){0};
+        } else if (home == PLAN_HOME_DISK && plan->reads) {
+            const struct copy copy = read_whole(unit);
+            task->seconds = task->beside = unit->cpu;
+            task->kv = (struct cost_kv){0};
+            put_on_link(&copy, s, task, &last);
         } else if (home == PLAN_HOME_SHARED) {
             task->seconds = unit->shared;
             task->beside = unit->shared_beside;
@@ -138,8 +162,9 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
             task->kv = unit->mixed_kv;
             task->seconds = task->beside = unit->mixed - 2 * task->kv.way - task->kv.cpu;
         } else {
+            const struct copy copy = streamed(table, plan, u, s->links == 0);
             put_on_gpu(unit, plan, unit->stream, task);
-            put_on_link(table, plan, s, task, &last);
+            put_on_link(&copy, s, task, &last);
         }
         s->least += schedule_least(task);
         if (task->on.worker == at) continue;

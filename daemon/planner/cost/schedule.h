@@ -33,7 +33,7 @@ struct schedule_task {
     struct schedule_place on;
 };
 
-/* A link that some task needs. */
+/* A link that some task needs: of a plan that reads from disk, the disk. */
 struct schedule_link {
     enum cost_resource resource;
     const struct schedule_task *first;

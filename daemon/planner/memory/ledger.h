@@ -159,8 +159,8 @@ HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint
 /* The same of a model that is cut as workers cut theirs (memory/shared.c). */
 HELM_MUST_CHECK int ledger_write_cut(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                      struct plan *plan, struct arena_spec *spec, struct helm_err *err);
-/* Its part for experts on disk (memory/disk.c): adds what the files have, and what host memory has for some
- * of them. */
+/* Its part for weights on disk (memory/disk.c): adds what the files have, and what host memory has for
+ * them. */
 HELM_MUST_CHECK int ledger_write_disk(const struct model *model, struct plan *plan, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
 /* The first memory whose ledger is over its limit; PLAN_MEMORIES: none is. */

@@ -1,6 +1,6 @@
-/* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's of experts
- * are (common/disk). See profile.h. Called by helmd and helm-plan where a model is larger than memory; owns
- * nothing. */
+/* How fast the disk gives a model's files: large reads past the page cache, as the CPU worker's are
+ * (common/disk): in order as those of half layers, of a mixture drawn as those of experts. See profile.h.
+ * Called by helmd and helm-plan where a model is larger than memory; owns nothing. */
 #include <stdlib.h>
 
 #include "common/base/log.h"
@@ -21,11 +21,13 @@ struct measuring {
     int fd;
     uint32_t blocks; /* of the file */
     uint64_t state;  /* of the draws of blocks */
+    bool in_order;   /* as whole half layers are read; otherwise as single experts are: drawn */
+    uint64_t next;
 };
 
 static void send(struct measuring *m, struct disk_reading *read)
 {
-    const uint64_t block = random_below(&m->state, m->blocks);
+    const uint64_t block = m->in_order ? m->next++ % m->blocks : random_below(&m->state, m->blocks);
     read->fd = m->fd;
     read->offset = block * DISK_BLOCK;
     read->bytes = read->least = DISK_BLOCK;
@@ -72,10 +74,9 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
     struct helm_err why = {0};
     uint32_t largest = 0;
     if (stated) *value = (struct profile_value){(double)stated, (double)stated, (double)stated};
-    if (value->value > 0 || !model->config.router.experts || model->weight_bytes <= memory - memory / 4)
-        return 0;
+    if (value->value > 0 || model->weight_bytes <= memory - memory / 4) return 0;
     if (model_shards_open(model, &shards, &why)) {
-        log_warn("experts are not planned on disk: %s", why.text);
+        if (why.code != HELM_E_NOT_FOUND) log_warn("nothing is planned on disk: %s", why.text);
         return 0;
     }
     for (uint32_t i = 0; i < shards.count; i++)
@@ -87,12 +88,13 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
         m->fd = shards.fd[largest];
         m->blocks = (uint32_t)(shards.bytes[largest] / DISK_BLOCK);
         m->state = RANDOM_SEED;
+        m->in_order = !model->config.router.experts;
         if (disk_reader_direct(m->fd, model->shards[largest].file, &why))
-            log_warn("experts are not planned on disk: %s", why.text);
+            log_warn("nothing is planned on disk: %s", why.text);
         else if (m->blocks)
             rc = measure(m, value, err);
         if (!rc && !why.code && value->value <= 0)
-            log_info("experts are not planned on disk: its rate is not known");
+            log_info("nothing is planned on disk: its rate is not known");
     }
     if (m) free(m->memory);
     free(m);

@@ -202,8 +202,8 @@ void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT]);
 HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err);
 /* disk.c: the rate at which the disk gives the model's files, if there is none yet: as it is `stated` (0: it
  * is not), or measured with these files, which takes a third of a second. It stays unknown where there are
- * only headers, and of a model that needs no disk: without experts, or of clearly fewer bytes than the
- * memory that weights may lie in. The log says why where it is unknown otherwise. */
+ * only headers, and of a model that needs no disk: of clearly fewer bytes than the memory that weights may
+ * lie in. The log says why where it is unknown otherwise. */
 struct model;
 HELM_MUST_CHECK int profile_disk(const struct model *model, uint64_t stated, uint64_t memory,
                                  struct profile *profile, struct helm_err *err);

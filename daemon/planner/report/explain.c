@@ -404,7 +404,7 @@ static void explain_levels(const struct model *model, const struct plan *plan,
 {
     const double slots = (double)plan_disk_slots(plan) / model->config.router.experts,
                  found = found_part(counted, plan_disk_slots(plan), model->config.router.experts);
-    if (!plan_disk_units(plan)) return;
+    if (!plan_disk_slots(plan)) return;
     for (uint32_t l = 0; l < model_answer_layers(&model->config); l++) {
         const struct model_unit *unit = &model->unit[unit_of(l, UNIT_MLP)];
         const enum plan_memory memory = plan_home_memory(plan->unit[unit_of(l, UNIT_MLP)].home[0]);

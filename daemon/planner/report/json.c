@@ -135,7 +135,7 @@ json_t *explain_to_json(const struct explain *x)
                             json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",
                                       x->experts.hit, "seconds", x->experts.seconds, "seconds_even",
                                       x->experts.seconds_even));
-    if (more && plan_disk_units(x->plan)) json_object_set_new(more, "experts_by_level", levels_to_json(x));
+    if (more && plan_disk_slots(x->plan)) json_object_set_new(more, "experts_by_level", levels_to_json(x));
     if (more && x->experts.layers) {
         const struct model_config *c = &x->request->model->config;
         const uint32_t parts = model_expert_parts(c);

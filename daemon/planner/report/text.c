@@ -193,6 +193,18 @@ static void print_experts(const struct explain *x, FILE *out)
     fputc('\n', out);
 }
 
+/* Whole units. */
+static void print_ring(const struct explain *x, FILE *out)
+{
+    char read[UNITS_TEXT], ring[UNITS_TEXT];
+    if (plan_disk_ring(x->plan))
+        fprintf(out, "disk     %u of %u half layers, %s a step, through a ring of %s; read at %.2f GB/s\n",
+                plan_disk_units(x->plan), unit_count(x->plan->layers),
+                units_format_size(x->plan->memory[PLAN_DISK].total, read),
+                units_format_size(plan_disk_ring(x->plan), ring),
+                1e-9 * x->request->profile->disk_read.value);
+}
+
 static void print_disk(const struct explain *x, FILE *out)
 {
     const uint32_t slots = plan_disk_slots(x->plan), experts = x->request->model->config.router.experts;
@@ -353,6 +365,7 @@ void explain_print(const struct explain *x, FILE *out)
     if (x->request->drafts) fprintf(out, "drafts   %s\n", x->request->drafts);
     print_experts(x, out);
     print_disk(x, out);
+    print_ring(x, out);
     print_shared(x->plan, x->request->model, out);
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
