@@ -34,7 +34,7 @@ SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighb
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
 ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_families gateway_guards gateway_places gateway_rerank gateway_responses gateway_scripted \
-  gateway_users helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan helmd_prefix helmd_profile helmd_sessions helmd_users pull
+  gateway_users helmd helmd_changed helmd_disk_layers helmd_edges helmd_experts helmd_hostile helmd_plan helmd_prefix helmd_profile helmd_sessions helmd_users pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars. Texts of help, which test_cli.py prints sanitized too, and their width.
 ONLY_release := structured mixed_types cli_output

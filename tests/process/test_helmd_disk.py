@@ -188,7 +188,7 @@ def test_what_would_be_converted_is_refused():
         f.flush()
         run = processor.run([os.path.join(BIN, "helm-plan"), "--model", MIXTRAL, "--plan", f.name, "--disk-rate", "1G", "--profile", PROFILE],
                             capture_output=True, timeout=60 * SLOW)
-    check(run.returncode and b"experts on disk are read as the file has them, not converted to q8_0" in run.stderr, run.stderr)
+    check(run.returncode and b"weights on disk are read as the file has them, not converted to q8_0" in run.stderr, run.stderr)
 
 
 def spoiled(change, reason):

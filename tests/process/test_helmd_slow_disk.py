@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Experts on a disk that is slow, or goes away (slow_disk.c, preloaded): a tiny mixture with experts in VRAM, in slots and on disk, on the
-CPU and the emulated device; the rate that helmd measures; reads that fail for a while, after which no token is another, and for good."""
+"""Weights on a disk that is slow, or goes away (slow_disk.c, preloaded): a tiny mixture with experts in VRAM, in slots and on disk, and a
+dense model with half layers there, on the CPU and the emulated device; the rate that helmd measures; reads that fail for a while, after
+which no token is another, and for good."""
 import json
 import os
 import re
@@ -13,6 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import processor  # noqa: E402
 from helmd_harness import BIN, PROFILE, TEST_BIN, Client, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 from test_helmd_disk import CONFIG, MIXTRAL, PROMPTS, answers, status  # noqa: E402
+from test_helmd_disk_layers import QWEN, plan_of  # noqa: E402
 
 COUNT = 24  # tokens of an answer
 
@@ -41,12 +43,29 @@ def test_three_levels_with_a_throttled_file():
                 begin = time.monotonic()
                 same(answers(d), wanted, f"{homes}: tokens")
                 seconds = time.monotonic() - begin
-                check("experts on disk are read by 32 threads: io_uring: " in d.log(), d.log()[-3000:])
+                check("weights on disk are read by 32 threads: io_uring: " in d.log(), d.log()[-3000:])
                 seen = status(d)
                 check(0 < seen["experts_present_total"] < seen["experts_used_total"], seen)
                 d.stop()
                 read = re.search(r"uses were in memory; ([0-9.]+) MiB were read", d.log())
                 check(read and seconds > float(read.group(1)) * (1 << 20) / rate, f"{seconds} s; {d.log()[-500:]}")
+
+
+def test_half_layers_of_a_throttled_file():
+    """Likewise of a dense model, from the daemon's start on: the ring is filled before the first step."""
+    rate = 100e6
+    options = ["--ctx", 512, "--parallel", 4, "--step-tokens", 64]
+    for homes, ends, device in (("gd", "g", ["--device", "emulated", "--vram", "64M"]), ("cd", "c", ["--device", "cpu"])):
+        with running(*options, *device, real=True, model=QWEN, plan=plan_of(QWEN, homes, ends, 0, invariant=True)) as d:
+            wanted = answers(d)
+        begin = time.monotonic()
+        with running(*options, *device, real=True, model=QWEN, plan=plan_of(QWEN, homes, ends, invariant=True), env=disk(rate)) as d:
+            same(answers(d), wanted, f"{homes}: tokens")
+            check("weights on disk are read by 32 threads: io_uring: " in d.log(), d.log()[-3000:])
+            d.stop()
+            seconds = time.monotonic() - begin
+            read = re.search(r"weights on disk: ([0-9.]+) MiB were read", d.log())
+            check(read and float(read.group(1)) > 50 and seconds > (float(read.group(1)) - 2) * (1 << 20) / rate, f"{seconds} s; {d.log()[-500:]}")
 
 
 def test_the_rate_is_measured():
@@ -73,33 +92,37 @@ def pulled(d, gone, more, stream, c):
 def test_a_disk_that_comes_back_costs_no_token():
     """A file on a disk that is away for two deaths of the worker: each names the file, and then all goes on."""
     device = ["--ctx", 512, "--parallel", 4, "--step-tokens", 64, "--device", "emulated", "--vram", "64M"]
-    with running(*device, real=True, model=MIXTRAL, plan=plan_json(2, "gcgg", "g", "g", slots=4)) as d:
-        wanted = answers(d, PROMPTS[:1])[0]
-    with tempfile.TemporaryDirectory() as folder:
-        gone = folder + "/gone"
-        with running(*device, real=True, model=MIXTRAL, plan=plan_json(2, "gdgg", "g", "g", disk_slots=1, slots=4), env=disk(20e6, gone)) as d:
-            c = Client(d.endpoint)
-            stream = c.generate(PROMPTS[0], COUNT, ignore_eos=True)
-            log = pulled(d, gone, lambda log: log.count("cannot be read (expert ") >= 2, stream, c)
-            check(re.search(r"model.safetensors: byte [0-9]+ cannot be read \(expert [0-9]+ of .*\): Input/output error", log), log[-2000:])
-            os.unlink(gone)
-            c.run(stream, timeout=60 * SLOW)
-            check(stream.done and not stream.error, f"{stream.error or stream.done}")
-            same(list(stream.tokens), wanted, "tokens")
+    for model, memory, plan, name in (
+            (MIXTRAL, plan_json(2, "gcgg", "g", "g", slots=4), plan_json(2, "gdgg", "g", "g", disk_slots=1, slots=4), "expert [0-9]+ of .*"),
+            (QWEN, plan_of(QWEN, "gcgd", "g", 0, invariant=True), plan_of(QWEN, "gcgd", "g", invariant=True), "model.layers.*_proj.weight")):
+        with running(*device, real=True, model=model, plan=memory) as d:
+            wanted = answers(d, PROMPTS[:1])[0]
+        with tempfile.TemporaryDirectory() as folder:
+            gone = folder + "/gone"
+            with running(*device, real=True, model=model, plan=plan, env=disk(20e6, gone)) as d:
+                c = Client(d.endpoint)
+                stream = c.generate(PROMPTS[0], COUNT, ignore_eos=True)
+                log = pulled(d, gone, lambda log: log.count(" cannot be read (") >= 2, stream, c)
+                check(re.search(r"model.safetensors: byte [0-9]+ cannot be read \(" + name + r"\): Input/output error", log), log[-2000:])
+                os.unlink(gone)
+                c.run(stream, timeout=60 * SLOW)
+                check(stream.done and not stream.error, f"{stream.error or stream.done}")
+                same(list(stream.tokens), wanted, "tokens")
 
 
 def test_a_disk_that_stays_away_ends_it():
-    with tempfile.TemporaryDirectory() as folder:
-        gone = folder + "/gone"
-        with running("--ctx", 512, "--parallel", 4, "--step-tokens", 64, "--device", "cpu", "--restart-limit", 2, real=True, model=MIXTRAL,
-                     plan=plan_json(2, "cdcd", "c", "c", disk_slots=1, slots=4), env=disk(20e6, gone)) as d:
-            c = Client(d.endpoint)
-            stream = c.generate(PROMPTS[0], COUNT, ignore_eos=True)
-            pulled(d, gone, lambda log: "cannot be read (expert " in log, stream, c)
-            c.run(stream, timeout=60 * SLOW)
-            check(stream.done or stream.error, "no word")
-            check("cannot be read" in str(stream.error or stream.done), str(stream.error or stream.done))
-            same(processor.ended(d.process, 60 * SLOW), 5, f"exit status: {d.log()[-800:]}")
+    for model, plan in ((MIXTRAL, plan_json(2, "cdcd", "c", "c", disk_slots=1, slots=4)), (QWEN, plan_of(QWEN, "cccd"))):
+        with tempfile.TemporaryDirectory() as folder:
+            gone = folder + "/gone"
+            with running("--ctx", 512, "--parallel", 4, "--step-tokens", 64, "--device", "cpu", "--restart-limit", 2, real=True, model=model,
+                         plan=plan, env=disk(20e6, gone)) as d:
+                c = Client(d.endpoint)
+                stream = c.generate(PROMPTS[0], COUNT, ignore_eos=True)
+                pulled(d, gone, lambda log: " cannot be read (" in log, stream, c)
+                c.run(stream, timeout=60 * SLOW)
+                check(stream.done or stream.error, "no word")
+                check("cannot be read" in str(stream.error or stream.done), str(stream.error or stream.done))
+                same(processor.ended(d.process, 60 * SLOW), 5, f"exit status: {d.log()[-800:]}")
 
 
 if __name__ == "__main__":

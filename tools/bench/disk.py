@@ -1,21 +1,24 @@
 #!/usr/bin/python3
-"""Experts on disk: decode against the bound by bytes, and whether memory is steady.
+"""Weights on disk: decode against the bound by bytes, and whether memory is steady.
 
     disk.py --bin build/bin --model DIR --profile FILE --host-memory 8GiB [--vram 8GiB] [--rounds N] [--prompt N] [--tokens N] [--helmd OPTION ...]
 
-Serves the model on the CPU, or with --vram on a GPU too, with so little memory that experts lie on disk, and generates: each round a
+Serves the model on the CPU, or with --vram on a GPU too, with so little memory that weights lie on disk, and generates: each round a
 prompt of other random tokens, sampled, so that no loop of tokens chooses the same experts again. A row a round: time to the first
-token, token/s of decode, the bytes that the worker read from disk in the round and their rate over the whole round, the part of the
-uses that each memory had, the worker's resident memory and the page cache after it. At the end the rate at which the disk alone gives
-the file now (helm-plan measures it), and the part of it that the rounds read."""
+token, token/s of decode, the bytes that the worker read from disk in the round and their rate over the whole round, of a mixture the
+part of the uses that each memory had, the worker's resident memory and the page cache after it. Before, between and after
+the rounds 32 threads read the file alone, in order and past the page cache, for some seconds. At the end helm-plan's measure of the
+disk, and the part of the mean of theirs that the rounds read."""
 import argparse
 import json
+import mmap
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 
@@ -50,11 +53,44 @@ def one_round(options, endpoint, pid, vram):
     after, now = seen(pid), ask(options, endpoint, "status", "--json")
     used, present = (now["experts_%s_total" % k] - uses["experts_%s_total" % k] for k in ("used", "present"))
     read = after[0] - before[0]
-    host = (1 - vram) * present / used
-    print("first after %6.0f ms  %6.2f token/s  %6.2f GB read, %5.2f GB/s  %5.1f %% in VRAM, %5.1f %% in host memory, %5.1f %% read  resident %.2f GB, page cache %.2f GB" %
-          (answer["timings"]["ttft_ms"], answer["timings"]["decode_tok_s"], read / 1e9, read / 1e9 / seconds, 100 * vram, 100 * host, 100 * (1 - vram - host),
-           after[1] / 1e9, after[2] / 1e9), flush=True)
+    host = (1 - vram) * present / used if used else 0
+    levels = "%5.1f %% in VRAM, %5.1f %% in host memory, %5.1f %% read  " % (100 * vram, 100 * host, 100 * (1 - vram - host)) if used else ""
+    print("first after %6.0f ms  %6.2f token/s  %6.2f GB read, %5.2f GB/s  %sresident %.2f GB, page cache %.2f GB" %
+          (answer["timings"]["ttft_ms"], answer["timings"]["decode_tok_s"], read / 1e9, read / 1e9 / seconds, levels, after[1] / 1e9, after[2] / 1e9), flush=True)
     return seconds, read
+
+
+ALONE_SECONDS, ALONE_THREADS, ALONE_BYTES = 3, 32, 1 << 20
+
+
+def alone(path):
+    """Bytes a second of the largest file of a model, read in order with nothing beside."""
+    if os.path.isdir(path):
+        path = max((os.path.join(path, name) for name in os.listdir(path)), key=os.path.getsize)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    parts, lock, begin = os.path.getsize(path) // ALONE_BYTES, threading.Lock(), time.monotonic()
+    taken = 0
+
+    memory = mmap.mmap(-1, (ALONE_THREADS + 2) * ALONE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # on large pages, as the worker's
+    memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def read(thread):
+        nonlocal taken
+        to = [memoryview(memory)[thread * ALONE_BYTES:(thread + 1) * ALONE_BYTES]]
+        while time.monotonic() - begin < ALONE_SECONDS:
+            with lock:
+                part, taken = taken, taken + 1
+            os.preadv(fd, to, part % parts * ALONE_BYTES)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(ALONE_THREADS)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    rate = taken * ALONE_BYTES / (time.monotonic() - begin) / 1e9
+    os.close(fd)
+    print("disk alone, in order: %.2f GB/s" % rate, flush=True)
+    return rate
 
 
 def main():
@@ -75,7 +111,7 @@ def main():
     ask_plan = [os.path.join(options.bin, "helm-plan"), *planned, "--prompt", str(options.prompt)]
     plan = subprocess.run(ask_plan, capture_output=True, text=True).stdout
     print("\n".join(l for l in plan.splitlines() if re.match(r"machine|decode  |first  |experts|disk  |         (disk|vram|host|by|as) |cpu  ", l)), flush=True)
-    levels = json.loads(subprocess.run([*ask_plan, "--json"], capture_output=True, text=True).stdout)["experts_by_level"]
+    levels = json.loads(subprocess.run([*ask_plan, "--json"], capture_output=True, text=True).stdout).get("experts_by_level", {})
     vram = levels.get("vram", {}).get("found", 0)
     with tempfile.TemporaryDirectory(prefix="helm-disk-") as base, open(base + "/log", "w") as log:
         endpoint = "ipc://%s/s" % base
@@ -86,14 +122,19 @@ def main():
                     sys.exit(open(base + "/log").read()[-2000:])
                 time.sleep(1)
             pid = worker_of(helmd.pid)
-            rounds = [one_round(options, endpoint, pid, vram) for _ in range(options.rounds)]
+            rounds, rates = [], [alone(options.model)]
+            for _ in range(options.rounds):
+                rounds.append(one_round(options, endpoint, pid, vram))
+                rates.append(alone(options.model))
         finally:
             helmd.terminate()
             helmd.wait()
     seconds, read = (sum(column) for column in zip(*rounds))
     again = subprocess.run(ask_plan, capture_output=True, text=True).stdout
     rate = float(re.search(r"read at ([0-9.]+) GB/s", again).group(1))
-    print("disk alone now %.2f GB/s; all rounds read %.2f GB/s, %.0f %% of it" % (rate, read / 1e9 / seconds, 100 * read / 1e9 / seconds / rate))
+    mean = sum(rates) / len(rates)
+    print("disk alone now by helm-plan %.2f GB/s; all rounds read %.2f GB/s, %.0f %% of %.2f GB/s in order" %
+          (rate, read / 1e9 / seconds, 100 * read / 1e9 / seconds / mean, mean))
 
 
 if __name__ == "__main__":
