@@ -382,7 +382,7 @@ struct helm_plan_steps {
     double measured_seconds, planned_seconds; /* of a step, to the first token: medians */
 };
 struct helm_plan_resource {
-    const char *name;          /* "cpu", "gpu", "link" */
+    const char *name;          /* "cpu", "gpu", "link"; "disk": of half layers there */
     double busy, busy_planned; /* part of the decode steps' time */
     double bytes_per_second, bytes_per_second_planned;
 };

@@ -208,13 +208,14 @@ static void write_plan(const struct helm_plan_info *p, struct cli_text *out)
     write_seen(p->ttft, p->ttft_count, "prompt_tokens_up_to", "first_token", out);
     for (int planned = 0; planned < 2; planned++) {
         const char *name = planned ? "helm_resource_busy_planned_ratio" : "helm_resource_busy_measured_ratio";
-        exposition_family(out, name, "gauge",
-                          planned
-                              ? "Part of the decode steps' time that a resource should be busy."
-                              : "Part of the decode steps' time that it was; the link's is not measured.");
+        exposition_family(
+            out, name, "gauge",
+            planned
+                ? "Part of the decode steps' time that a resource should be busy."
+                : "Part of the decode steps' time that it was; the link's and the disk's are not measured.");
         for (size_t i = 0; i < p->resource_count; i++) {
             const struct helm_plan_resource *r = &p->resources[i];
-            if (!planned && strcmp(r->name, "link") == 0) continue;
+            if (!planned && (strcmp(r->name, "link") == 0 || strcmp(r->name, "disk") == 0)) continue;
             exposition_sample(out, name, "resource", r->name, planned ? r->busy_planned : r->busy);
         }
     }

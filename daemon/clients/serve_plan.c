@@ -46,8 +46,8 @@ static double part(double of, double whole)
 
 static void fill_resources(struct serve_plan *out, const struct observe *o)
 {
-    static const char *const names[COST_RESOURCES] = {
-        [COST_CPU] = "cpu", [COST_GPU] = "gpu", [COST_LINK] = "link"};
+    const char *const names[COST_RESOURCES] = {
+        [COST_CPU] = "cpu", [COST_GPU] = "gpu", [COST_LINK] = o->forecast.reads ? "disk" : "link"};
     const struct drift_work *m = &o->drift.measured, *p = &o->drift.planned;
     const double busy[COST_RESOURCES] = {[COST_CPU] = m->cpu_busy, [COST_GPU] = m->gpu_busy},
                  planned[COST_RESOURCES] = {

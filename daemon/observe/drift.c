@@ -88,14 +88,18 @@ static void explain_processor(const char *name, double measured, double planned,
 }
 
 /* Names the resource that took longer (or shorter) than planned. The GPU's seconds include its waits for the
- * link, so the link is named where the GPU mostly waits for it. */
+ * link, so the link is named where the GPU mostly waits for it. Waits for the disk are in no processor's
+ * seconds. */
 static void explain(const struct drift_work *m, const struct drift_work *p, char *text, size_t size)
 {
     char a[16], b[16];
     double difference = m->seconds - p->seconds, sign = difference < 0 ? -1 : 1;
     double cpu = sign * (m->cpu_busy - p->cpu_busy), gpu = sign * (m->gpu_busy - p->gpu_busy);
     double least = EXPLAINS * fabs(difference);
-    if (cpu < least && gpu < least)
+    if (cpu < least && gpu < least && p->link_busy > p->cpu_busy + p->gpu_computes && p->link_bytes > 0)
+        snprintf(text, size, "the disk gives %s GB/s, planned %s", number(rate(m->link_bytes, m->seconds), a),
+                 number(rate(p->link_bytes, p->seconds), b));
+    else if (cpu < least && gpu < least)
         snprintf(text, size, "neither CPU nor GPU accounts for it: helmd itself, or other load");
     else if (cpu >= gpu && m->cpu_bytes > 0 && p->cpu_busy > 0)
         snprintf(text, size, "CPU reads %s GB/s, planned %s", number(rate(m->cpu_bytes, m->cpu_busy), a),

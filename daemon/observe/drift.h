@@ -23,7 +23,7 @@
 struct drift_work {
     double seconds;
     double cpu_busy, gpu_busy;      /* seconds; the GPU's with its waits for the link and hand-overs */
-    double gpu_computes, link_busy; /* of them, and of the link: known of plans only */
+    double gpu_computes, link_busy; /* of them, and of the link, or the disk: known of plans only */
     double cpu_bytes, link_bytes;   /* of weights */
 };
 

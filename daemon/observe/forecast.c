@@ -17,8 +17,11 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     f->decode = calloc((size_t)plan->slots * FORECAST_CELLS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    f->cpu_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_CPU).crossing;
-    f->link_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_STREAM).crossing;
+    f->reads = plan_disk_ring(plan) > 0;
+    f->cpu_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_CPU).crossing +
+                   cost_bytes_of(&f->analysed, plan, PLAN_HOME_DISK).crossing;
+    f->link_bytes = f->reads ? plan->memory[PLAN_DISK].total
+                             : cost_bytes_of(&f->analysed, plan, PLAN_HOME_STREAM).crossing;
     return cost_decode(&f->c, 1, 1, &first, err);
 }
 

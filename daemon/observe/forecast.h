@@ -23,6 +23,7 @@ struct forecast {
     struct cost_forecast *decode;   /* [slots][FORECAST_CELLS]; seconds 0: not asked yet */
     uint32_t *chunk;                /* [slots + 1][FORECAST_CONTEXTS]; 0: not asked yet */
     double chunk_seconds;           /* that they were asked for */
+    bool reads;                     /* the link is the disk, which gives the same bytes in each step */
     uint64_t cpu_bytes, link_bytes; /* of weights, as they lie there, that a decode step reads and copies */
 };
 

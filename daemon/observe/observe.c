@@ -93,7 +93,8 @@ static void take_decode(struct observe *o, const struct step *step, const struct
     struct cost_forecast f;
     double context = mean_context(step);
     forecast_decode(&o->forecast, step->row_count, (uint32_t)(context + 0.5), &f);
-    struct drift_work measured = {.seconds = seconds};
+    struct drift_work measured = {.seconds = seconds,
+                                  .link_bytes = o->forecast.reads ? (double)o->forecast.link_bytes : 0};
     /* The GPU worker counts all that is not the CPU's turn as busy. */
     const struct drift_work planned = {.seconds = f.seconds,
                                        .cpu_busy = f.busy[COST_CPU],
