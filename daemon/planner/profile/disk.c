@@ -2,6 +2,7 @@
  * (common/disk): in order as those of half layers, of a mixture drawn as those of experts. See profile.h.
  * Called by helmd and helm-plan where a model is larger than memory; owns nothing. */
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "common/base/log.h"
 #include "common/base/random.h"
@@ -9,10 +10,12 @@
 #include "common/disk/reader.h"
 #include "common/measure/stats.h"
 #include "common/model/shards.h"
+#include "common/shared/arena_layout.h"
 #include "daemon/planner/profile/profile.h"
 
-#define SAMPLES   5
-#define SAMPLE_NS 60000000u /* of a sample: with all of them a third of a second */
+#define MEMORY_BYTES ((size_t)DISK_DEPTH * DISK_BLOCK)
+#define SAMPLES      5
+#define SAMPLE_NS    60000000u /* of a sample: with all of them a third of a second */
 
 struct measuring {
     struct disk_reader *reader;
@@ -82,7 +85,8 @@ int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, st
     for (uint32_t i = 0; i < shards.count; i++)
         if (shards.bytes[i] > shards.bytes[largest]) largest = i;
     struct measuring *m = calloc(1, sizeof *m);
-    if (m) m->memory = aligned_alloc(DISK_ALIGN, (size_t)DISK_DEPTH * DISK_BLOCK);
+    if (m) m->memory = aligned_alloc(ARENA_HUGE_PAGE, MEMORY_BYTES);
+    if (m && m->memory) madvise(m->memory, MEMORY_BYTES, MADV_HUGEPAGE); /* as the worker's */
     int rc = m && m->memory ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the disk with");
     if (!rc && shards.count) {
         m->fd = shards.fd[largest];
