@@ -168,17 +168,19 @@ def test_an_invariant_plan_may_have_them():
 
 
 def test_blocks_of_a_gguf_file():
-    """Mixtral on the CPU; gpt-oss, whose safetensors files cannot be read so, beside a device."""
-    beside = [*SIZES[2:], "--device", DEVICE, "--vram", "64M"]
-    for model, to, layers, homes, ends, options in (("mixtral", "Q8_0", 2, "cd", "c", SIZES), ("gptoss", "MXFP4_MOE", 4, "gd", "g", beside)):
+    """Mixtral on the CPU; gpt-oss, whose safetensors files cannot be read so, beside a device. Invariant: a load decides which sequences
+    share a step."""
+    alone = [*SIZES, "--invariant", "on"]
+    beside, sizes = [*alone[2:], "--device", DEVICE, "--vram", "64M"], dict(slots=4, invariant=True)
+    for model, to, layers, homes, ends, options in (("mixtral", "Q8_0", 2, "cd", "c", alone), ("gptoss", "MXFP4_MOE", 4, "gd", "g", beside)):
         with tempfile.TemporaryDirectory(prefix="helmd-disk-", dir=os.path.dirname(BIN)) as base:
             out = f"{base}/{model}-{to}.gguf"
             run = processor.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(DATA, "golden", model), "--to", to, "--out", out],
                                 capture_output=True, timeout=60 * SLOW)
             same(run.returncode, 0, run.stderr)
-            with running(*options, real=True, model=out, plan=plan_json(layers, homes.replace("d", "c") * layers, ends, ends, slots=4)) as d:
+            with running(*options, real=True, model=out, plan=plan_json(layers, homes.replace("d", "c") * layers, ends, ends, **sizes)) as d:
                 wanted = answers(d)
-            with running(*options, real=True, model=out, plan=plan_json(layers, homes * layers, ends, ends, disk_slots=2, slots=4)) as d:
+            with running(*options, real=True, model=out, plan=plan_json(layers, homes * layers, ends, ends, disk_slots=2, **sizes)) as d:
                 same(answers(d), wanted, f"{model}: tokens")
 
 
