@@ -95,15 +95,16 @@ static float *partial_of(const struct lowering *low, bool sums)
     return maxima + (sums ? GPUK_BATCH_MAX * low->source->model->config.heads : 0);
 }
 
-/* One token's attention includes rotation and append; of several tokens, and in assisted steps, q comes from
- * ROPE_APPEND. */
+/* One token's attention includes rotation and append; of several tokens, in assisted steps and of latents, q
+ * comes from ROPE_APPEND. Attention norms and turns whole keys, so it finds latents in the cache alone. */
 void make_attend_decode(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
     const bool assisted = is_assisted(low, m);
-    struct op_attention a = {.args = attention_of(low, m),
-                             .fused = low->program->tier == GPU_TIER_1 && !assisted &&
-                                      !m->at->math->other_cache && !m->at->math->latent,
+    struct gpuk_attention args = attention_of(low, m);
+    if (m->at->math->latent) args.k = args.v = NULL;
+    struct op_attention a = {.args = args,
+                             .fused = low->program->tier == GPU_TIER_1 && !assisted && args.k,
                              .partial_m = assisted ? partial_of(low, false) : NULL,
                              .partial_s = assisted ? partial_of(low, true) : NULL,
                              .out = making_place(low, m, BUFFER_A).at};

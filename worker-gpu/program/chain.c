@@ -60,8 +60,7 @@ void lower_attention_chained(struct lowering *low)
     for (uint32_t i = 0; i + 1 < p->tail; i++) {
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
-        /* a chain takes the tokens' own cells from their keys, and values from rows of their own */
-        if (!e->op.as.attention.args.k || e->op.as.attention.args.kv.layout.latent) continue;
+        if (!e->op.as.attention.args.k) continue; /* a chain takes the tokens' own cells from their keys */
         const struct gpuk_chain_op op = operation_of(e);
         if (!d->ask.chain_takes(d, &op)) continue;
         e->op.as.attention.args.order = apart ? GPUK_ORDER_CHAINED_NEAR : GPUK_ORDER_CHAINED;

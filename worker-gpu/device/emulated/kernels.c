@@ -509,7 +509,8 @@ static int check_expand(const struct op_expand *expand, struct helm_err *err)
 static int check(struct device *d, const struct op *op, struct helm_err *err)
 {
     const struct gpuk_linear_args *linear = &op->as.linear;
-    const uint32_t head_dim = op->as.attention.args.kv.layout.head_dim;
+    const struct gpuk_attention *attention = &op->as.attention.args;
+    const uint32_t head_dim = attention->kv.layout.head_dim;
     switch (op->kind) {
     case OP_GEMM_SMALL:
         if (op->tokens > GPUK_BATCH_MAX)
@@ -531,9 +532,9 @@ static int check(struct device *d, const struct op *op, struct helm_err *err)
         if (!op->as.matmul.accumulate || op->as.matmul.out_dtype == DTYPE_F32) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
     case OP_ATTEND_DECODE:
-        if (op->as.attention.args.k ||
-            (!op->as.attention.fused && op->as.attention.args.order < GPUK_ORDER_CHAINED_NEAR))
-            return 0;
+        if (attention->k && attention->kv.layout.latent)
+            return helm_fail(err, HELM_E_USAGE, "decode attention: with a key of its own beside latents");
+        if (attention->k || (!op->as.attention.fused && attention->order < GPUK_ORDER_CHAINED_NEAR)) return 0;
         return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
     case OP_ROPE_APPEND:
         if (head_dim <= GPUK_HEAD_DIM_MAX) return 0;

@@ -252,6 +252,10 @@ static void attention_without_keys_has_no_chains_order(void **state)
     assert_int_equal(without->order, GPUK_ORDER_ALONE);
     without->order = GPUK_ORDER_CHAINED;
     assert_int_equal(d->ops->run(d, &program.entry[2].op, &err), HELM_E_USAGE);
+    /* attention norms and turns whole keys: it is to read latents in the cache */
+    with->order = GPUK_ORDER_ALONE, with->kv.layout.latent = 64;
+    assert_int_equal(d->ops->run(d, &program.entry[0].op, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "latents"));
     gpu_program_free(&program, d);
     device_close(d);
 }
