@@ -337,8 +337,8 @@ struct gpuk_attention {
     const float *gate;
     uint32_t gate_stride;
     /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise. k and v NULL: the tokens' cells are
-     * in the cache already, as another layer left them, and nothing is appended; neither `fused` nor in a
-     * chain's order */
+     * in the cache already, as another layer or, of latents, gpuk_rope_append left them; nothing is appended;
+     * neither `fused` nor in a chain's order. Decode of latents takes no others */
     const float *q, *k, *v;
     uint32_t q_stride, kv_stride;
     enum gpuk_order order; /* decode's */

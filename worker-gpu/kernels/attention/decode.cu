@@ -178,6 +178,8 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     const bool alone = args->order >= GPUK_ORDER_ALONE, chained = args->order >= GPUK_ORDER_CHAINED_NEAR;
     if (!args->k != !args->v || ((fused || chained) && !args->k))
         return helm_fail(err, HELM_E_USAGE, "decode attention: without the token's key and value");
+    if (args->k && args->kv.layout.latent)
+        return helm_fail(err, HELM_E_USAGE, "decode attention: with a key of its own beside latents");
     if (chained && (partial_m || args->step.row_begin))
         return helm_fail(err, HELM_E_USAGE, "decode attention: as in a chain, but of a part of the context");
     if (args->order == GPUK_ORDER_SPREAD && !fused)
