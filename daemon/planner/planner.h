@@ -47,8 +47,8 @@ enum share_option { SHARE_AUTO, SHARE_ON, SHARE_OFF, SHARE_OPTIONS };
 #define SHARE_CHOICES "auto|on|off"
 enum share_option share_option_named(const char *name); /* one of the choices */
 
-/* Tokens in a draft model's KV pool, unless --kv-tokens says: half of a model's, since it is in the way of the
- * model's weights. `ctx` as wished, 0: by default. */
+/* Tokens in a draft model's KV pool, unless --kv-tokens says: half of a model's, since it is in the way of
+ * the model's weights. `ctx` as wished, 0: by default. */
 static inline uint32_t planner_draft_pool(uint32_t ctx)
 {
     return ctx > LEDGER_CTX_DEFAULT_MAX ? ctx : LEDGER_CTX_DEFAULT_MAX;

@@ -149,9 +149,9 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
     sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
 }
 
-/* What of it is computed stays, up to the tokens that change. Pages that other requests may have found are
- * not written again, its window may have left pages that it needs again, and fixed states are those of its end
- * alone: then it goes back to in front of its slot, as if others had taken its pages. */
+/* Its computed tokens stay, up to those that change. Pages that other requests may have found are not written
+ * again, its window may have left pages that it needs again, and fixed states are those of its end alone:
+ * then it goes back to in front of its slot, as if others had taken its pages. */
 static void go_on_from(struct batcher *batcher, struct sequence *seq, uint32_t stands)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens,

@@ -24,9 +24,9 @@ enum request_speculate {
 const char *request_speculate_name(enum request_speculate speculate);
 
 #define REQUEST_NO_DRAFTS UINT64_MAX /* --draft-tokens was not given */
-/* Reads --speculate (NULL: not given; one of the choices), --draft-model (NULL: not given) and --draft-tokens,
- * which belong together. Each is then as it holds: the name of *kind, the draft model of "draft=MODEL" too, and
- * drafts of a sequence in a step at most. HELM_E_USAGE. */
+/* Reads --speculate (NULL: not given; one of the choices), --draft-model (NULL: not given) and
+ * --draft-tokens, which belong together. Each is then as it holds: the name of *kind, the draft model of
+ * "draft=MODEL" too, and drafts of a sequence in a step at most. HELM_E_USAGE. */
 HELM_MUST_CHECK int request_speculate_read(const char **speculate, const char **draft_model,
                                            uint64_t *draft_tokens, enum request_speculate *kind,
                                            struct helm_err *err);
