@@ -490,6 +490,10 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
         if (plan.row[i].drafts)
             snapshots_reserve(&batcher->snapshots, batcher->seq[batcher->view_index[plan.row[i].seq]]);
     for (uint32_t i = 0; i < plan.row_count; i++)
+        if (!plan.row[i].drafts)
+            snapshots_reserve_kept(&batcher->snapshots, batcher->seq[batcher->view_index[plan.row[i].seq]],
+                                   plan.row[i].start + plan.row[i].count);
+    for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
     batcher_ask_drafts(batcher, step);
     batcher->prompt_turn += plan.prompts;

@@ -150,8 +150,8 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
 }
 
 /* Its computed tokens stay, up to those that change. Pages that other requests may have found are not written
- * again, its window may have left pages that it needs again, and fixed states are those of its end alone:
- * then it goes back to in front of its slot, as if others had taken its pages. */
+ * again, its window may have left pages that it needs again, and fixed states go back to a snapshot. Where
+ * that cannot be, it goes back to in front of its slot, as if others had taken its pages. */
 static void go_on_from(struct batcher *batcher, struct sequence *seq, uint32_t stands)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens,
@@ -161,7 +161,8 @@ static void go_on_from(struct batcher *batcher, struct sequence *seq, uint32_t s
     const struct windows *w = &batcher->pages.windows;
     const bool window_left =
         w->on && state_window_hidden(stands, w->tokens, w->page_tokens) < seq->window_first;
-    if (stands < known || window_left || batcher->snapshots.on || plan_kv_tiered(batcher->with.plan)) {
+    if (batcher->snapshots.on) stands = snapshots_go_back(&batcher->snapshots, seq, stands, known);
+    if (stands < known || window_left || !stands || plan_kv_tiered(batcher->with.plan)) {
         batcher_leave_slot(batcher, seq);
         return;
     }

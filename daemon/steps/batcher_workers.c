@@ -74,7 +74,8 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
         /* the step that was cut off may have added its part to the pooled sum, or to fixed states */
         const bool anew = !loss->kv_intact || seq->pooling || batcher->snapshots.on ||
                           (batcher->pages.windows.on && plan_kv_tiered(batcher->with.plan));
-        seq->state_from = STATE_NO_SNAPSHOT; /* nothing is pinned any more */
+        seq->state_from = seq->state_kept = STATE_NO_SNAPSHOT; /* nothing is pinned any more */
+        seq->keeps = seq->stays;
         if (anew && seq->slot != SEQUENCE_NO_SLOT) {
             /* two that shared a page would both write to it */
             windows_leave(&batcher->pages.windows, batcher_row_of(batcher, seq->slot), seq->window_first,

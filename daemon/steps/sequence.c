@@ -31,7 +31,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     memcpy(seq->mark, request->mark, request->mark_count * sizeof *seq->mark);
     seq->mark_count = request->mark_count;
     seq->ignore_eos = request->ignore_eos;
-    seq->stays = request->stays;
+    seq->stays = seq->keeps = request->stays;
     seq->pooling = request->pooling;
     memcpy(seq->label, request->label, sizeof seq->label);
     *out = seq;
@@ -86,6 +86,7 @@ int sequence_resume(struct sequence *seq, const struct request_resume *resume, s
     }
     if (resume->count) memcpy(seq->tokens + stands, resume->tokens, resume->count * sizeof *seq->tokens);
     seq->token_count = count;
+    seq->keeps = true;
     seq->max_tokens = resume->keep + resume->count + resume->max_tokens;
     return 0;
 }

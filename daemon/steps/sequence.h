@@ -85,6 +85,10 @@ struct sequence {
     uint32_t state_back; /* taken for the row that is formed: it leaves it in front of its drafts */
     uint32_t state_was;  /* state_at before the row in flight, which has drafts */
     uint64_t state_before, state_trail;
+    /* It stays: its next row that computes all known tokens leaves one at its end, which is pinned, to go
+     * back to when it is resumed; that one, and its position */
+    bool keeps;
+    uint32_t state_kept, state_kept_at;
     struct sequence_state left[ARENA_ROW_STATES];
     uint32_t mark[REQUEST_MARKS_MAX],
         mark_count; /* ends of pages of its prompt where it leaves one, rising */

@@ -207,10 +207,31 @@ void snapshots_begin(struct snapshots *all, struct sequence *seq, uint32_t snaps
     seq->state_before = at(all, snapshot)->number;
 }
 
+/* One that is known to others stays. */
+static void let_go_kept(struct snapshots *all, struct sequence *seq)
+{
+    if (seq->state_kept && at(all, seq->state_kept)->number)
+        unpin(all, seq->state_kept);
+    else if (seq->state_kept)
+        snapshots_give_back(all, seq->state_kept);
+    seq->state_kept = STATE_NO_SNAPSHOT;
+}
+
 void snapshots_leave(struct snapshots *all, struct sequence *seq)
 {
     if (seq->state_from) unpin(all, seq->state_from);
     seq->state_from = STATE_NO_SNAPSHOT;
+    let_go_kept(all, seq);
+}
+
+uint32_t snapshots_go_back(struct snapshots *all, struct sequence *seq, uint32_t stands, uint32_t least)
+{
+    const uint32_t to = seq->state_kept_at;
+    if (!seq->state_kept || to > stands || to < least || seq->state_at > to) return 0;
+    if (seq->state_from) unpin(all, seq->state_from);
+    seq->state_from = seq->state_kept; /* with its pin */
+    seq->state_kept = STATE_NO_SNAPSHOT;
+    return to;
 }
 
 /* ---- rows ---- */
@@ -297,7 +318,7 @@ static uint32_t places_in(const struct snapshots *all, const struct sequence *se
 {
     const uint32_t end = row->start + row->count;
     if (!all->on || seq->scope == SEQUENCE_NO_SCOPE) return 0;
-    const uint32_t most = ARENA_ROW_STATES - (row->drafts > 0); /* one is in front of the drafts */
+    const uint32_t most = ARENA_ROW_STATES - (seq->state_back > 0); /* one is in front of drafts, or kept */
     const uint32_t count = chosen_in(all, seq, row->start, end, most, position);
     const bool few = row->drafts || seq->redo > row->start;
     const uint32_t last = few ? end / all->answer_every * all->answer_every : end;
@@ -332,10 +353,18 @@ void snapshots_reserve(struct snapshots *all, struct sequence *seq)
     abort();
 }
 
+void snapshots_reserve_kept(struct snapshots *all, struct sequence *seq, uint32_t end)
+{
+    if (!all->on || !seq->keeps || end != seq->token_count || !snapshots_room(all)) return;
+    snapshots_reserve(all, seq);
+    seq->keeps = false;
+}
+
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row)
 {
     uint32_t position[ARENA_ROW_STATES], to[ARENA_ROW_STATES], left = 0;
     uint32_t back = seq->state_back;
+    const bool kept = back && !row->drafts;
     const uint32_t places = places_in(all, seq, row, position), known = row->start + row->count - row->drafts;
     row->state_from = seq->state_from; /* with its pin */
     seq->state_from = seq->state_back = STATE_NO_SNAPSHOT;
@@ -353,6 +382,9 @@ void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row 
     }
     if (back) add_left(seq, row, &left, back, known, false);
     if (left && left < ARENA_ROW_STATES) seq->left[left].end = 0;
+    if (!kept) return;
+    let_go_kept(all, seq);
+    seq->state_kept_at = known;
 }
 
 void snapshots_page(struct sequence *seq, uint32_t end, uint64_t number)
@@ -412,12 +444,14 @@ void snapshots_done(struct snapshots *all, const struct step_row *row, struct se
         /* a row too many stands after the last token that is known: its page has no number */
         const bool stays = seq && end <= seq->cached && seq->left[i].end == end && end <= seq->token_count &&
                            seq->left[i].page;
-        const bool begins = goes_back && end == seq->cached;
+        const bool begins = goes_back && end == seq->cached,
+                   kept = seq && seq->stays && !row->drafts && end == seq->state_kept_at && !seq->state_kept;
         const uint32_t left = stays ? leave(all, seq, to, seq->left[i]) : to;
         if (stays && end > seq->state_at) seq->state_at = end;
         if (begins) seq->state_from = left;
-        if (begins && stays) at(all, left)->pins++;
-        if (!begins && !stays) snapshots_give_back(all, to);
+        if (kept) seq->state_kept = left;
+        if ((begins || kept) && stays) at(all, left)->pins++;
+        if (!begins && !kept && !stays) snapshots_give_back(all, to);
     }
 }
 

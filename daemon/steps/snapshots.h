@@ -82,6 +82,11 @@ uint32_t snapshots_cut(const struct snapshots *all, const struct sequence *seq);
  * taken for one of them before any row of its step is filled in; not more than there is room for. */
 uint32_t snapshots_room(const struct snapshots *all);
 void snapshots_reserve(struct snapshots *all, struct sequence *seq);
+/* The same for a sequence that stays, whose next row computes its tokens up to `end`, after all others. */
+void snapshots_reserve_kept(struct snapshots *all, struct sequence *seq, uint32_t end);
+/* Whether the sequence, of which no step is in flight, can go back to `stands` tokens or less, but to no less
+ * than `least`; its next row then begins there. Returns these tokens, 0: it cannot. */
+uint32_t snapshots_go_back(struct snapshots *all, struct sequence *seq, uint32_t stands, uint32_t least);
 /* Fills in what a row that is about to be rung says of states. */
 void snapshots_row(struct snapshots *all, struct sequence *seq, struct step_row *row);
 /* The page of this number, which the sequence's row has computed, ends at `end`. */

@@ -97,6 +97,48 @@ static void pages_that_are_known_stay_as_they_are(void **state)
     }
 }
 
+/* Fixed states have a snapshot after the tokens that were known when it was resumed last: what comes after
+ * them is computed again. Without room for it, all from the last page that has one. */
+static void fixed_states_go_back_to_the_tokens_that_were_known(void **state)
+{
+    (void)state;
+    struct stage *s = stage_open_states(16, PREFIX_ON, 4);
+    const struct snapshots *snapshots = &s->on.batcher.snapshots;
+    const uint64_t id = submit_staying(s, 77, 40, 3);
+    make_tokens(s, 3);
+    assert_int_equal(snapshots_room(snapshots), 3);
+    static const struct {
+        uint32_t keep, count, start, end;
+    } turns[] = {{2, 1, 40, 43},   /* from the prompt's end */
+                 {4, 0, 43, 44},   /* 40 + 2 + 1 tokens were known */
+                 {1, 2, 32, 43},   /* less than were: from the page's end */
+                 {3, 20, 43, 63},  /* and so on from the newest again */
+                 {23, 1, 32, 64}}; /* back across a page's end */
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        resume(s, turns[i].keep, turns[i].count, 2);
+        batcher_pump(&s->on.batcher, s->now_us);
+        const struct step_row *row = &batcher_oldest(&s->on.batcher)->step.row[0];
+        assert_int_equal(row->start, turns[i].start);
+        assert_int_equal(row->start + row->count, turns[i].end);
+        assert_int_not_equal(row->state_from, STATE_NO_SNAPSHOT);
+        make_tokens(s, 2);
+    }
+    const struct workers_loss loss = {.outside = true, .why = "killed"};
+    batcher_worker_lost(&s->on.batcher, &loss);
+    batcher_prepare_worker(&s->on.batcher, 2);
+    batcher_worker_ready(&s->on.batcher);
+    resume(s, 24, 1, 2);
+    make_tokens(s, 2);
+    resume(s, 25, 1, 1);
+    batcher_pump(&s->on.batcher, s->now_us);
+    assert_int_equal(newest(s)->row[0].start, 65); /* after a worker's death, too */
+    make_tokens(s, 1);
+    assert_int_equal(batcher_cancel(&s->on.batcher, id, "enough"), 0);
+    batcher_pump(&s->on.batcher, s->now_us);
+    assert_int_equal(snapshots_room(snapshots), snapshots->count); /* nothing is pinned */
+    stage_close(s);
+}
+
 static void a_resume_that_does_not_fit_ends_the_request(void **state)
 {
     (void)state;
@@ -214,6 +256,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_stands_is_not_computed_again),
         cmocka_unit_test(pages_that_are_known_stay_as_they_are),
+        cmocka_unit_test(fixed_states_go_back_to_the_tokens_that_were_known),
         cmocka_unit_test(a_resume_that_does_not_fit_ends_the_request),
         cmocka_unit_test(it_waits_with_pages_that_others_may_take),
         cmocka_unit_test(every_field_has_its_bounds),
