@@ -10,8 +10,9 @@
  * units of the next step.
  *
  * Opened by engine.c at load; experts are asked for by program/experts.c and units by program/execute.c,
- * between the regions of a step: by one thread at a time. What is read again has the digest of the first
- * time, and its file the times and the size that it had, or the step fails. */
+ * between the regions of a step: by one thread at a time. An expert that is read again has the digest of the
+ * first time, of a half layer some parts in turn have, and the file has the times and the size that it had,
+ * or the step fails. */
 #pragma once
 
 #include <stdbool.h>
