@@ -36,8 +36,9 @@
  * snapshot that the row left in front of its drafts (snapshots.h).
  *
  * Requests that stay. One that has all its tokens may wait for a Resume, which takes back what its client
- * knows better. It keeps its slot and its pages, as one that waits for a mask does, for BATCHER_STAYS_US; the
- * scheduler may take both.
+ * knows better. It waits for BATCHER_STAYS_US with its slot and its pages. Older requests may take its pages,
+ * as those of any other. If a request can get no slot or no pages, the one that has waited longest gives up
+ * its own.
  *
  * Answers again. In an invariant plan the pages of an answer are not those of a prompt with the same tokens.
  * While there is nothing else to do they are computed again as a prompt's, for later prompts that contain the

@@ -195,6 +195,33 @@ static void it_waits_with_pages_that_others_may_take(void **state)
     stage_close(s);
 }
 
+/* Requests that wait do not keep others out, however often they are resumed: the slot of the one that has
+ * waited longest is taken, and it goes on all the same. */
+static void it_keeps_no_slot_from_others(void **state)
+{
+    (void)state;
+    for (int sharing = 0; sharing < 2; sharing++) {
+        struct stage *s = stage_open_sharing(16, sharing ? PREFIX_ON : PREFIX_OFF);
+        struct helm_err err = {0};
+        const uint64_t first = submit_staying(s, 77, 40, 3), second = submit_staying(s, 78, 8, 9);
+        make_tokens(s, 12);
+        assert_true(has_slot(s, first) && has_slot(s, second)); /* as long as no other request is there */
+        for (uint32_t round = 0; round < 2; round++) {
+            const uint64_t other = submit_sized(s, 2, 4, 2, &err), gives = round ? second : first;
+            batcher_pump(&s->on.batcher, s->now_us);
+            assert_true(has_slot(s, other) && has_slot(s, round ? first : second));
+            assert_false(has_slot(s, gives));
+            make_tokens(s, 2);
+            assert_int_equal(s->done, round + 1);
+            resume(s, 2, 1, 1); /* of the first: now the second has waited longest */
+            make_tokens(s, 1);
+            assert_true(has_slot(s, first));
+            assert_int_equal(find(&s->on.batcher, first)->token_count, 44);
+        }
+        stage_close(s);
+    }
+}
+
 /* A request in a context of 50 and a vocabulary of 100; words of the refusal, NULL: it is taken. */
 static void parse(Helm__V1__Request *in, struct request *out, const char *words)
 {
@@ -259,6 +286,7 @@ int main(void)
         cmocka_unit_test(fixed_states_go_back_to_the_tokens_that_were_known),
         cmocka_unit_test(a_resume_that_does_not_fit_ends_the_request),
         cmocka_unit_test(it_waits_with_pages_that_others_may_take),
+        cmocka_unit_test(it_keeps_no_slot_from_others),
         cmocka_unit_test(every_field_has_its_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
