@@ -92,6 +92,7 @@ static void close_socket(struct drafter *d)
     if (d->socket) zmq_close(d->socket);
     d->socket = NULL;
     d->asked_us = 0;
+    d->pinged = false; /* the next one is asked before it is killed, too */
 }
 
 static int connect_to(struct drafter *d, struct helm_err *err)
@@ -272,12 +273,13 @@ static int take_plan(struct drafter *d, const Helm__V1__Plan *plan, struct helm_
     if (rc) return rc;
     const json_t *host = json_object_get(json_object_get(json, "host"), "total"),
                  *vram = json_object_get(json_object_get(json, "vram"), "total");
+    const bool says = json_is_integer(host);
     d->host_bytes = (uint64_t)json_integer_value(host);
     d->vram_bytes = (uint64_t)json_integer_value(vram);
     d->token_seconds = plan->forecast ? plan->forecast->decode_seconds : 0;
     json_decref(json);
-    if (d->token_seconds > 0) return 0;
-    return helm_fail(err, HELM_E_PEER, "draft model: its plan has no forecast");
+    if (says && d->token_seconds > 0) return 0;
+    return helm_fail(err, HELM_E_PEER, "draft model: its plan has no %s", says ? "forecast" : "host memory");
 }
 
 static int ask_plan(struct drafter *d, int end_fd, struct helm_err *err)
@@ -408,11 +410,10 @@ uint64_t drafter_tick(struct drafter *drafter, uint64_t now_us)
     if (drafter->socket) watch_silence(drafter, now_us);
     if (drafter->pid > 0) return drafter->asked_us ? drafter->asked_us + DRAFTER_SILENCE_US : 0;
     if (now_us < drafter->start_at_us) return drafter->start_at_us;
-    if (spawn(drafter, &err)) {
-        log_warn("%s", err.text);
-        plan_start(drafter, now_us);
-    }
-    return 0;
+    if (!spawn(drafter, &err)) return 0;
+    log_warn("%s", err.text);
+    plan_start(drafter, now_us);
+    return drafter->start_at_us;
 }
 
 void drafter_tell_keeper(const struct drafter *drafter)

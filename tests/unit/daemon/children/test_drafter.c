@@ -1,0 +1,64 @@
+/* Unit tests of daemon/children/drafter.c: when a draft model that died, or cannot be started, is started
+ * again. The rest: test_helmd_draft.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+#include <sys/resource.h>
+
+#include "common/base/units.h"
+#include "daemon/children/drafter.h"
+
+static void on_lost(void *context)
+{
+    ++*(int *)context;
+}
+
+/* One that has not answered its first question for a while is asked for a sign of life, whatever the one in
+ * front of it did: it may be reading a long prompt. */
+static void each_is_asked_before_it_is_killed(void **state)
+{
+    (void)state;
+    int lost = 0;
+    struct drafter d = {.events = {.context = &lost, .lost = on_lost},
+                        .pid = 1000000,
+                        .ready_fd = -1,
+                        .asked_us = 1,
+                        .pinged = true};
+    assert_false(drafter_child_ended(&d, 1000001, 0));
+    assert_true(d.pinged);
+    assert_true(drafter_child_ended(&d, 1000000, 0));
+    assert_int_equal(lost, 1);
+    assert_int_equal(d.pid, 0);
+    assert_int_equal(d.asked_us, 0);
+    assert_false(d.pinged);
+}
+
+/* The loop may sleep until then. */
+static void a_start_that_fails_is_tried_again_later(void **state)
+{
+    (void)state;
+    struct rlimit was, none;
+    struct drafter d = {.with = {.arguments = 1}, .ready_fd = -1};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    none = was;
+    none.rlim_cur = 0; /* no pipe */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const uint64_t now_us = units_now_us(), first = drafter_tick(&d, now_us),
+                   waits = drafter_tick(&d, now_us + 1), second = drafter_tick(&d, now_us + 2000000);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_int_equal(d.pid, 0);
+    assert_true(first >= now_us && first < now_us + 2000000);
+    assert_true(second > now_us + 2000000);
+    assert_true(waits >= first);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_asked_before_it_is_killed),
+                                       cmocka_unit_test(a_start_that_fails_is_tried_again_later)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
