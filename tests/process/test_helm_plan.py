@@ -170,6 +170,8 @@ def test_a_draft_model_takes_its_memory_first():
                            (("--draft-model", "tests/data/golden/qwen3", "--draft-device", "gpu"), "is not cpu")):
         status, _, err = run("--model", "tests/data/golden/qwen3", "--profile", PROFILE, *more)
         check(status in (1, 2) and words_of in err, f"{more}: {status} {err}")
+    status, _, err = run("--model", "tests/data/golden/qwen3", "--profile", PROFILE, "--draft-device", "cpu")
+    check(status == 2 and "--draft-device cpu is for --draft-model" in err, f"{status} {err}")
 
 
 def test_drafts_are_decided_as_helmd_does():

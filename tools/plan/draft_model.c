@@ -76,11 +76,11 @@ int draft_model_plan(const struct options *options, const struct model *model, c
     struct cost_forecast token = {0};
     struct planner_request own = *r;
     bool derived, sizes_alone;
+    if (!options->draft_model) return 0;
     if (options->draft_device && strcmp(options->draft_device, "cpu") != 0)
         return helm_fail(err, HELM_E_USAGE,
                          "--draft-device: '%.60s' is not cpu, the one other place that is planned",
                          options->draft_device);
-    if (!options->draft_model) return 0;
     struct profile *profile = calloc(1, sizeof *profile); /* large */
     int rc = profile ? model_read_headers(options->draft_model, &draft, &derived, err)
                      : helm_fail(err, HELM_E_NOMEM, "no memory for a profile");

@@ -508,6 +508,10 @@ int main(int argc, char **argv)
     }
     if (request_speculate_read(&o.speculate, &o.draft_model, &o.drafts, &o.kind, &err))
         return args_usage_error(&spec, &err);
+    if (o.draft_device && !o.draft_model) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--draft-device %.60s is for --draft-model", o.draft_device);
+        return args_usage_error(&spec, &err);
+    }
     if (o.plan && o.strategy_given) {
         (void)helm_fail(&err, HELM_E_USAGE, "--strategy makes a plan: --plan has one already");
         return args_usage_error(&spec, &err);
