@@ -191,7 +191,7 @@ static void log_forecast(const struct planner_request *r, const struct plan *pla
         log_warn("forecast: %s", err.text);
         return;
     }
-    log_info("forecast: %.3g token/s (%.3g to %.3g) with %u at once and %u tokens after each; first token "
+    log_info("forecast: %.3g token/s (%.3g to %.3g) with %u at once, each with a context of %u; first token "
              "%.3g ms (%.3g to %.3g) after a prompt of %u",
              batch / p.decode.seconds, batch / p.decode.high, p.decode.low > 0 ? batch / p.decode.low : 0,
              batch, context, p.ttft.seconds * KILO, p.ttft.low * KILO, p.ttft.high * KILO, prompt);
