@@ -272,14 +272,16 @@ static int take_plan(struct drafter *d, const Helm__V1__Plan *plan, struct helm_
         json_parse_bounded("the draft model's plan", plan->json, strlen(plan->json), PLAN_BYTES, &json, err);
     if (rc) return rc;
     const json_t *host = json_object_get(json_object_get(json, "host"), "total"),
-                 *vram = json_object_get(json_object_get(json, "vram"), "total");
-    const bool says = json_is_integer(host);
+                 *vram = json_object_get(json_object_get(json, "vram"), "total"),
+                 *context = json_object_get(json, "context_tokens");
+    const bool says = json_is_integer(host) && json_is_integer(context);
     d->host_bytes = (uint64_t)json_integer_value(host);
+    d->context_tokens = (uint32_t)json_integer_value(context);
     d->vram_bytes = (uint64_t)json_integer_value(vram);
     d->token_seconds = plan->forecast ? plan->forecast->decode_seconds : 0;
     json_decref(json);
     if (says && d->token_seconds > 0) return 0;
-    return helm_fail(err, HELM_E_PEER, "draft model: its plan has no %s", says ? "forecast" : "host memory");
+    return helm_fail(err, HELM_E_PEER, "draft model: its plan has no %s", says ? "forecast" : "sizes");
 }
 
 static int ask_plan(struct drafter *d, int end_fd, struct helm_err *err)

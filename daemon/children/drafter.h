@@ -62,6 +62,7 @@ struct drafter {
     bool pinged;
     /* What its plan says, once it was ready. */
     uint64_t host_bytes, vram_bytes;
+    uint32_t context_tokens;
     double token_seconds;
 };
 

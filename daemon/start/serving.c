@@ -52,6 +52,14 @@ int serving_open_workers(struct helmd *d, struct helm_err *err)
     return workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
 }
 
+static void name_short_drafts(const struct helmd *d)
+{
+    const uint32_t drafts = d->drafter.context_tokens, context = d->plan.context_tokens;
+    if (d->config.draft_model && drafts < context)
+        log_warn("draft model: its context is %u tokens, the model's %u: sequences have no drafts beyond it",
+                 drafts, context);
+}
+
 /* Opens the parts that work for the plan's workers, once they are known. */
 int serving_open_steps(struct helmd *d, struct helm_err *err)
 {
@@ -72,6 +80,7 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
     struct helm_err why = {0};
     bool again = false;
     const uint32_t gpu = worker_index(d, true);
+    name_short_drafts(d);
     observe_init(&d->observe, worker_index(d, false), gpu,
                  gpu == OBSERVE_NO_WORKER ? 0 : d->workers.count - gpu, d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */

@@ -68,9 +68,14 @@ static void ask(struct batcher *batcher, struct sequence *seq, uint64_t now_us)
     seq->made_count = 0;
 }
 
-/* The prompt, and a token that nobody waits for. */
+/* The prompt, and a token that no step waits for. One that the draft model's context has no room for is not
+ * sent: a frame that is much too large would close the connection, and end the requests of all. */
 static void begin(struct batcher *batcher, struct sequence *seq, uint64_t now_us)
 {
+    if (seq->prompt_count >= batcher->with.drafter->context_tokens) {
+        seq->drafter.state = DRAFTER_REFUSED;
+        return;
+    }
     if (now_us < seq->drafter.due_us ||
         !drafter_begin(batcher->with.drafter, seq->id, seq->tokens, seq->prompt_count, &seq->sampling))
         return;

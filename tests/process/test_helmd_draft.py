@@ -126,6 +126,29 @@ def test_a_trained_model_with_its_blocks():
     check(0.4 * drafted < right < drafted, f"{right} of {drafted} drafts were right")
 
 
+def test_a_shorter_context():
+    """Of the draft model: an answer goes on without drafts beyond it, a longer prompt has none, and others keep theirs."""
+    short = changed(0, model=MODEL)
+    folder = os.path.join(FOLDER, "short")
+    shutil.copytree(short, folder)
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        config = dict(json.load(f), max_position_embeddings=64)
+    with open(path, "w") as f:
+        json.dump(config, f)
+    with start(folder) as d:
+        check("draft model: its context is 64 tokens, the model's 512" in d.log(), d.log())
+        c = Client(d.endpoint)
+        beyond, long = PROMPTS[2], [5 + k * k % 50 for k in range(80)]
+        plain = [answer(c, p, 60, speculate=OFF).tokens for p in (beyond, long)]
+        got = answer(c, beyond, 60)
+        same(got.tokens, plain[0], "an answer across the end")
+        check(0 < used(got)[0] <= 24, f"{used(got)}")
+        got = answer(c, long, 60)
+        same((got.tokens, used(got)), (plain[1], (0, 0)), "a prompt beyond the end")
+        check(used(answer(c, PROMPTS[0], 40))[0] > 0, "no drafts afterwards")
+
+
 def test_each_length_of_an_answer():
     with start(changed(), "--draft-tokens", 7) as d:
         c = Client(d.endpoint)
