@@ -82,6 +82,7 @@ static int spawn(struct drafter *d, struct helm_err *err)
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     d->pid = pid;
     d->ready_fd = ends[0];
+    d->started_us = units_now_us();
     keeper_add_daemon(d->keeper, pid);
     log_info("draft model: pid %ld", (long)pid);
     return 0;
@@ -312,6 +313,7 @@ int drafter_open(void *zmq, const struct drafter_options *options, struct keeper
         if (!rc) rc = take_ready(drafter, &said, err);
     }
     if (!rc) rc = ask_plan(drafter, end_fd, err);
+    drafter->start_us = units_now_us() - drafter->started_us;
     if (end_fd >= 0) close(end_fd);
     return rc;
 }
@@ -389,6 +391,22 @@ static void look_at_start(struct drafter *d)
     }
 }
 
+/* When a start after the first is given up. */
+static uint64_t start_limit_us(const struct drafter *d)
+{
+    const uint64_t most_us = DRAFTER_START_FACTOR * d->start_us;
+    return d->started_us + (most_us > DRAFTER_START_US ? most_us : DRAFTER_START_US);
+}
+
+static void watch_start(struct drafter *d, uint64_t now_us)
+{
+    if (now_us < start_limit_us(d)) return;
+    log_error("draft model (pid %ld): not ready after %llu s: killing it", (long)d->pid,
+              (unsigned long long)((now_us - d->started_us) / SECOND_US));
+    signal_child(d, SIGKILL);
+    d->started_us = now_us;
+}
+
 static void watch_silence(struct drafter *d, uint64_t now_us)
 {
     Helm__V1__StatusRequest ask = HELM__V1__STATUS_REQUEST__INIT;
@@ -410,6 +428,10 @@ uint64_t drafter_tick(struct drafter *drafter, uint64_t now_us)
     if (!drafter->with.arguments || drafter->stopping) return 0;
     if (drafter->pid > 0 && drafter->ready_fd >= 0) look_at_start(drafter);
     if (drafter->socket) watch_silence(drafter, now_us);
+    if (drafter->pid > 0 && drafter->ready_fd >= 0) {
+        watch_start(drafter, now_us);
+        return start_limit_us(drafter);
+    }
     if (drafter->pid > 0) return drafter->asked_us ? drafter->asked_us + DRAFTER_SILENCE_US : 0;
     if (now_us < drafter->start_at_us) return drafter->start_at_us;
     if (!spawn(drafter, &err)) return 0;

@@ -8,7 +8,8 @@
  * Nothing waits for the child once helmd serves: it may die, hang or refuse at any time. Then its requests
  * are gone (`lost`), and it is started again, at first at once and later at most once a minute. One that says
  * nothing for DRAFTER_SILENCE_US although something was asked is asked for a sign of life, and killed
- * after the same time again.
+ * after the same time again. One that is started again and takes DRAFTER_START_FACTOR times as long as the
+ * first, and DRAFTER_START_US at least, is killed, too.
  *
  * A request has the number that the caller gives it. It stays open at the child: drafter_begin has it compute
  * a prompt and one token, drafter_go_on replaces the end of its answer and has it make more. */
@@ -25,6 +26,8 @@
 
 #define DRAFTER_PROGRAM      "helmd (draft)" /* as ps and its lines in the log call it */
 #define DRAFTER_SILENCE_US   UINT64_C(10000000)
+#define DRAFTER_START_US     UINT64_C(60000000)
+#define DRAFTER_START_FACTOR 10
 #define DRAFTER_ARGUMENTS    48
 #define DRAFTER_ENDPOINT_MAX 128
 
@@ -56,6 +59,7 @@ struct drafter {
     int ready_fd;          /* -1: it has said so, or does not live */
     bool stopping;
     uint64_t start_at_us, ready_us; /* of the next start; when it was ready last */
+    uint64_t started_us, start_us;  /* when it was started; what the first start took, 0: it goes on */
     uint32_t failures;              /* since it was ready for a minute */
     uint32_t restarts;
     uint64_t asked_us, heard_us; /* the oldest question since it was heard; 0: none */

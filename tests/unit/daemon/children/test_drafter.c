@@ -6,8 +6,11 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <string.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/base/units.h"
 #include "daemon/children/drafter.h"
@@ -56,9 +59,39 @@ static void a_start_that_fails_is_tried_again_later(void **state)
     assert_true(waits >= first);
 }
 
+/* Ten times as long as the first start, and a minute at least. */
+static void a_start_that_hangs_is_given_up(void **state)
+{
+    (void)state;
+    int ends[2], status;
+    assert_int_equal(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        pause();
+        _exit(0);
+    }
+    struct drafter d = {.with = {.arguments = 1},
+                        .pid = pid,
+                        .ready_fd = ends[0],
+                        .started_us = 1000000,
+                        .start_us = 7000000};
+    assert_int_equal(drafter_tick(&d, 70000000), 71000000);
+    assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
+    assert_true(drafter_tick(&d, 71000000) > 71000000);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    d.start_us = 100;
+    d.started_us = 1000000;
+    d.pid = getpid(); /* a signal would end this test */
+    assert_int_equal(drafter_tick(&d, 60000000), 61000000);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_asked_before_it_is_killed),
-                                       cmocka_unit_test(a_start_that_fails_is_tried_again_later)};
+                                       cmocka_unit_test(a_start_that_fails_is_tried_again_later),
+                                       cmocka_unit_test(a_start_that_hangs_is_given_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
