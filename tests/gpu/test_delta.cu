@@ -274,6 +274,8 @@ void test_delta(struct test_context *t)
     const int shared = t->device.shared_bytes_max;
     t->device.shared_bytes_max = 64 << 10;
     test_rows(t, turned, {66, 2, 130}, DTYPE_F32, false);
+    t->device.shared_bytes_max = 99 << 10; /* as 8.6, 8.9 and 12.0 have it */
+    test_rows(t, wide, {40}, DTYPE_F32, false);
     t->device.shared_bytes_max = shared;
     const delta_shape some = {2, 4, 128, 128, true};
     if (t->small || emulated) {

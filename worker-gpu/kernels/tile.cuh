@@ -31,6 +31,13 @@ __device__ __forceinline__ void walk_step(tile_walk &w, uint32_t chunks, const t
     if (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
 
+/* Dynamic shared memory of each of two blocks that are on a multiprocessor together. */
+static inline size_t half_shared(const struct gpuk_device *device)
+{
+    const size_t own = 1024; /* of each block, the system's */
+    return ((size_t)device->shared_bytes_max + own) / 2 - own;
+}
+
 /* Place of float4 number f of x in shared memory. A lane's unit meets one to eight of them; the first ones of
  * all lanes lie together, then the second ones, and so on, so that no read has bank conflicts. */
 template <typename D> __device__ __forceinline__ uint32_t x_place(uint32_t f)

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <math.h>
+#include <map>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,12 +335,17 @@ static inline cudaError_t cudaGetDevice(int *ordinal)
     return cudaSuccess;
 }
 /* Looks like a small device of compute capability 9.0. */
+/* The card that is opened: ten times its compute capability, and bytes of shared memory of a block. */
+struct emulated_card {
+    int capability, shared_bytes;
+};
+inline emulated_card emulated_now = {90, 227 * 1024};
 static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr id, int)
 {
-    *value = id == cudaDevAttrComputeCapabilityMajor   ? 9
-             : id == cudaDevAttrComputeCapabilityMinor ? 0
+    *value = id == cudaDevAttrComputeCapabilityMajor   ? emulated_now.capability / 10
+             : id == cudaDevAttrComputeCapabilityMinor ? emulated_now.capability % 10
              : id == cudaDevAttrMultiProcessorCount    ? 6
-                                                       : 227 * 1024;
+                                                       : emulated_now.shared_bytes;
     return cudaSuccess;
 }
 static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *)
@@ -347,8 +353,13 @@ static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, 
     attributes->numRegs = 0;
     return cudaSuccess;
 }
-static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
+/* Bytes of dynamic shared memory that a kernel may have: 48 KiB, unless it was prepared for more. */
+inline std::map<const void *, int> emulated_dynamic;
+static inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)
 {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value > emulated_now.shared_bytes) return cudaErrorInvalidValue;
+    emulated_dynamic[kernel] = value;
     return cudaSuccess;
 }
 
@@ -359,6 +370,11 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, void (*thread)(con
 template <typename... P, typename... A>
 static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... args)
 {
+    const auto prepared = emulated_dynamic.find((const void *)kernel);
+    const size_t most = prepared != emulated_dynamic.end() && prepared->second > 48 << 10
+                            ? (size_t)prepared->second
+                            : 48 << 10;
+    if (config->dynamicSmemBytes > most) return cudaErrorInvalidValue;
     const auto call = [=] { kernel(args...); };
     return emulator_launch(
         config, [](const void *c) { (*(decltype(&call))c)(); }, &call);

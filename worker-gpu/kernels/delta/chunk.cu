@@ -553,6 +553,11 @@ static bool is_staged(const struct gpuk_device *device, bool wide, uint32_t key)
     return pass_bytes(wide, key, true) <= (size_t)device->shared_bytes_max;
 }
 
+bool delta_chunks_fit(const struct gpuk_device *device, uint32_t key_dim)
+{
+    return device->tensor_cores && prepare_bytes(key_dim) <= (size_t)device->shared_bytes_max;
+}
+
 int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delta *args, uint32_t tokens,
                         uint32_t flags, void *stream, struct helm_err *err)
 {
@@ -574,7 +579,8 @@ int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delt
 int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->tensor_cores) return HELM_OK;
-    int rc = gpuk_prepare("delta chunks", delta_prepare_kernel, prepare_bytes(GPUK_DELTA_HEAD_MAX), err);
+    const size_t most = prepare_bytes(GPUK_DELTA_HEAD_MAX), there = (size_t)device->shared_bytes_max;
+    int rc = gpuk_prepare("delta chunks", delta_prepare_kernel, most < there ? most : there, err);
     for (int i = 0; i < 8 && !rc; i++) {
         const bool staged = i / 4, wide = i / 2 % 2;
         const uint32_t key = i % 2 ? GPUK_DELTA_HEAD_MAX : GPUK_DELTA_HEAD_MAX / 2;

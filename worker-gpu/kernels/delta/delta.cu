@@ -114,8 +114,8 @@ extern "C" int gpuk_delta_rule(const struct gpuk_device *device, const struct gp
 {
     int rc = gpuk_delta_check("delta rule", args, tokens, err);
     if (rc) return rc;
-    const bool small = args->key_dim <= 128,
-               chunks = args->chunks && device->tensor_cores && tokens >= DELTA_CHUNKED_FROM;
+    const bool small = args->key_dim <= 128, chunks = args->chunks && tokens >= DELTA_CHUNKED_FROM &&
+                                                      delta_chunks_fit(device, args->key_dim);
     const uint32_t rows = args->rows < tokens ? args->rows : tokens; /* each has a token */
     rc = gpuk_launch("delta rule", small ? delta_rule_kernel<16> : delta_rule_kernel<32>,
                      dim3(args->value_heads, rows), dim3(args->value_dim / RULE_COLUMNS * 32),

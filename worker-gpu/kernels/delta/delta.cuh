@@ -327,7 +327,9 @@ __device__ __forceinline__ bool delta_is_chunked(uint32_t tokens, bool chunks)
     return chunks && tokens >= DELTA_CHUNKED_FROM;
 }
 
-/* chunk.cu: rows of many tokens, after the convolution; not their columns. */
+/* chunk.cu: rows of many tokens, after the convolution; not their columns. Heads whose keys the device's
+ * shared memory has no room for (256 numbers in 99 KiB) are computed token by token. */
+bool delta_chunks_fit(const struct gpuk_device *device, uint32_t key_dim);
 int delta_chunks_launch(const struct gpuk_device *device, const struct gpuk_delta *args, uint32_t tokens,
                         uint32_t flags, void *stream, struct helm_err *err);
 int delta_chunks_prepare(const struct gpuk_device *device, struct helm_err *err);

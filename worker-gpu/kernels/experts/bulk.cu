@@ -438,8 +438,7 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     uint32_t slots = RING_BYTES / (WARPS * 2 * q->pitch);
     slots = slots < SLOTS_MIN ? SLOTS_MIN : slots > SLOTS_MAX ? SLOTS_MAX : slots;
     /* two blocks to a multiprocessor, where there is room: the next launch's begins meanwhile */
-    const size_t own = 1024 /* of each block, the system's */, whole = (size_t)device->shared_bytes_max,
-                 half = (whole + own) / 2 - own;
+    const size_t whole = (size_t)device->shared_bytes_max, half = half_shared(device);
     const size_t scratch = p.routes ? (size_t)p.tokens * experts_scratch(p.router) * sizeof(float) : 0;
     const auto fits = [&](uint32_t s, uint32_t vectors, size_t limit) {
         q->slots = s, q->vectors = vectors;

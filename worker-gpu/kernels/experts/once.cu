@@ -11,7 +11,6 @@
 #include "worker-gpu/kernels/tile.cuh"
 
 static const uint32_t GLU_WARPS = 16, GLU_PAIRS = 2, DOWN_PAIRS = 8, DOWN_WARPS = 8;
-static const size_t ONCE_SHARED = 112 << 10; /* two blocks to a multiprocessor */
 
 struct experts_once_params {
     struct experts_params of;
@@ -211,7 +210,7 @@ static bool shape_of(const struct experts_call &call, experts_once_params *q, ui
     }
     experts_once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
-    return *shared <= ONCE_SHARED && *blocks <= 8 * sms;
+    return *shared <= half_shared(device) && *blocks <= 8 * sms;
 }
 template <typename D> static bool once_takes(const struct experts_call &call)
 {
@@ -233,7 +232,7 @@ template <typename D> static int once_prepare(const struct gpuk_device *device, 
 {
     int rc = HELM_OK;
     for (const auto kernel : {experts_once_down<D>, experts_once_glu<D>}) {
-        if (!rc && device->bulk_copy) rc = gpuk_prepare("experts", kernel, ONCE_SHARED, err);
+        if (!rc && device->bulk_copy) rc = gpuk_prepare("experts", kernel, half_shared(device), err);
         if (!rc && device->bulk_copy) rc = gpuk_prefer_shared("experts", kernel, err);
     }
     return rc;

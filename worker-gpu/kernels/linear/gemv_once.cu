@@ -13,8 +13,7 @@
 
 static const uint32_t WARPS_MOST = 16, PARTS_MOST = 4;
 static const uint32_t ROW_WARPS = 4, ROW_VALUES = 32,
-                      ROWS_MOST = 512;       /* of a row; of a thread; of a launch */
-static const size_t ONCE_SHARED = 100 << 10; /* two blocks to a multiprocessor */
+                      ROWS_MOST = 512; /* of a row; of a thread; of a launch */
 
 struct once_params {
     linear_params linear;
@@ -200,7 +199,7 @@ static bool once_shape(const struct linear_call &call, once_params *q, uint32_t 
     *blocks = div_up(p.pairs, *warps / q->parts);
     once_memory m;
     *shared = m.lay(nullptr, *q, *warps);
-    return *shared <= ONCE_SHARED && *blocks <= 8 * sms;
+    return *shared <= half_shared(call.device) && *blocks <= 8 * sms;
 }
 template <typename D> static bool once_takes(const struct linear_call &call)
 {
@@ -222,7 +221,7 @@ template <typename D> static int once_launch(const struct linear_call &call, str
 template <typename D> static int once_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->bulk_copy) return HELM_OK;
-    const int rc = gpuk_prepare("gemv", gemv_once<D>, ONCE_SHARED, err);
+    const int rc = gpuk_prepare("gemv", gemv_once<D>, half_shared(device), err);
     return rc ? rc : gpuk_prefer_shared("gemv", gemv_once<D>, err);
 }
 
