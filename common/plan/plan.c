@@ -400,6 +400,11 @@ static int check_disk(const struct plan *plan, struct helm_err *err)
             err, HELM_E_UNSUPPORTED,
             "%u layers have 'mixed' as home of their experts and %u 'disk': a plan has one of the two",
             plan_mixed_units(plan), units);
+    if (ring && plan_streams(plan, PLAN_GPU0))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "weights are streamed to a GPU and %u half layers read from disk: a plan has one of "
+                         "the two",
+                         units);
     if (units ? !slots != !ring : !slots && !ring) return 0;
     return helm_fail(err, HELM_E_FORMAT,
                      "%u half layers have 'disk' as home, 'disk_slots' is %u and 'disk_ring_bytes' %llu: "

@@ -64,7 +64,7 @@ struct drafter {
     uint32_t restarts;
     uint64_t asked_us, heard_us; /* the oldest question since it was heard; 0: none */
     bool pinged;
-    /* What its plan says, once it was ready. */
+    /* Its plan says these, once it was ready. */
     uint64_t host_bytes, vram_bytes;
     uint32_t context_tokens;
     double token_seconds;

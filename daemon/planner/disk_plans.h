@@ -1,4 +1,4 @@
-/* What the two ideas of weights on disk (disk.c: experts, disk_layers.c: whole half layers) share. */
+/* Shared by the two ideas of weights on disk (disk.c: experts, disk_layers.c: whole half layers). */
 #pragma once
 
 #include "daemon/planner/ideas.h"

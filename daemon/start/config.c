@@ -321,6 +321,14 @@ static int read_groups(struct config *c, struct helm_err *err)
     return rc ? rc : read_group("gateway-group", gateways, &c->gateway_group, err);
 }
 
+/* Whether it is known which of the ceilings of --vram, if any, the draft model is under. */
+static bool draft_ceiling_known(const struct config *c)
+{
+    const char *draft = c->draft_device, *first = c->devices.device[0], *second = c->devices.device[1];
+    if (!draft || !c->devices.vram[0] || strcmp(draft, "cpu") == 0 || strcmp(draft, first) == 0) return true;
+    return strncmp(draft, "cuda:", 5) == 0 && strncmp(first, "cuda:", 5) == 0 && strcmp(draft, second) != 0;
+}
+
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -347,6 +355,12 @@ static int config_check(struct config *c, struct helm_err *err)
     if (!rc && c->draft_device) rc = accelerator_check_option(c->draft_device, err);
     if (!rc && c->draft_device && !c->draft_model)
         rc = helm_fail(err, HELM_E_USAGE, "--draft-device %.60s is for --draft-model", c->draft_device);
+    if (!rc && !draft_ceiling_known(c))
+        rc = helm_fail(
+            err, HELM_E_USAGE,
+            "--draft-device %.60s: with --vram it is cpu, the first of --device as written there, or "
+            "a cuda:N that --device does not name",
+            c->draft_device);
     if (rc) return rc;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;

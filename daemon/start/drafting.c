@@ -71,6 +71,7 @@ static int write_options(const struct helmd *d, const struct model *draft, struc
     add_number(&a, "spin-us", c->spin_us, CONFIG_SPIN_US);
     add_number(&a, "step-timeout-ms", c->step_timeout_ms, 0);
     add_number(&a, "restart-limit", c->restart_limit, UINT64_MAX);
+    add_number(&a, "max-stall-ms", c->max_stall_ms, UINT64_MAX); /* always: 0 is without bound */
     add_text(&a, "kv-dtype", c->kv_dtype_name);
     add_text(&a, "kernels", c->kernels);
     add_text(&a, "activations", c->exact ? "exact" : c->activations_name);

@@ -416,15 +416,6 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
            (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan));
 }
 
-/* Back to in front of its slot. Pages that it leaves are found again unless others take them. */
-static void batcher_preempt(struct batcher *batcher, struct sequence *seq)
-{
-    if (!seq->pooling) /* found pages have no hidden states to pool */
-        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
-    batcher_leave_slot(batcher, seq);
-    batcher->with.metrics->preemptions_total++;
-}
-
 /* Admits, else preempts: room is known better once admitted sequences have found their pages. */
 static void batcher_change_slots(struct batcher *batcher, const struct scheduler_step *plan, uint64_t now_us)
 {
@@ -435,36 +426,6 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
         batcher_preempt(batcher, seq);
     }
-}
-
-/* Whether a request without a slot may go on. */
-static bool batcher_has_queued(const struct batcher *batcher)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        const struct sequence *seq = batcher->seq[i];
-        if (seq->slot == SEQUENCE_NO_SLOT && !batcher_ended(seq) && !sequence_is_held(seq)) return true;
-    }
-    return false;
-}
-
-/* Takes the slot of the request that has waited for a Resume longest, if others need one. False: no slot was
- * taken. */
-static bool batcher_take_waiting(struct batcher *batcher)
-{
-    struct sequence *longest = NULL;
-    if (!batcher_has_queued(batcher)) return false;
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        struct sequence *seq = batcher->seq[i];
-        if (seq->slot == SEQUENCE_NO_SLOT || batcher->slot[seq->slot].steps || batcher_ended(seq) ||
-            !sequence_is_waiting(seq))
-            continue;
-        if (!longest || seq->last_us < longest->last_us) longest = seq;
-    }
-    if (!longest) return false;
-    log_debug("request %llu waits for a Resume, and gives its slot to another",
-              (unsigned long long)longest->id);
-    batcher_preempt(batcher, longest);
-    return true;
 }
 
 /* Flags of a step, but for what its rows' pages say. */

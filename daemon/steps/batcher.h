@@ -124,8 +124,8 @@ struct batcher_drafts {
     /* The time of the step whose result is taken, if it had drafts, and a forecast of one without; 0:
      * unknown */
     double seconds, plain_seconds;
-    /* Of a draft model: for the first draft of each sequence, and each further one; since when the next step
-     * waits for it, 0: it does not */
+    /* A draft model's prices: of the first draft of each sequence, and of each further one. Since when the
+     * next step waits for it; 0: it does not */
     struct drafter_price first, further;
     uint64_t waits_us;
 };

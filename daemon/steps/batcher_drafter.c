@@ -20,6 +20,8 @@
 #define LATE_FACTOR 4
 /* After a refusal that may not last. */
 #define AGAIN_US 1000000
+/* An answer that has not come for so long is not coming: its connection was lost. */
+#define LOST_US 120000000
 /* Asks that the mean of prices remembers, and their tokens that come new; more take longer. */
 #define PRICE_ASKS   16
 #define PRICE_TOKENS 16
@@ -82,6 +84,7 @@ static void begin(struct batcher *batcher, struct sequence *seq, uint64_t now_us
     seq->drafter.state = DRAFTER_ASKED;
     seq->drafter.expects = 1;
     seq->drafter.measured = false;
+    seq->drafter.asked_us = now_us;
     seq->drafter.due_us = 0;
     seq->made_at = seq->prompt_count;
     seq->made_count = 0;
@@ -93,6 +96,8 @@ void batcher_ask_drafter(struct batcher *batcher, uint64_t now_us)
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         if (!may_have_request(seq)) continue;
+        if (seq->drafter.state == DRAFTER_ASKED && now_us > seq->drafter.asked_us + LOST_US)
+            batcher_leave_drafter(batcher, seq);
         if (seq->drafter.state == DRAFTER_NONE)
             begin(batcher, seq, now_us);
         else if (seq->drafter.state == DRAFTER_THERE && seq->drafter.wanted && !seq->asked &&
@@ -143,7 +148,7 @@ void batcher_describe_drafter(const struct batcher *batcher, char text[BATCHER_D
 
 static void take_price(struct drafter_price *price, double seconds)
 {
-    if (price->asks) {
+    if (price->seconds > 0) { /* at first a forecast's */
         const double most = price->seconds * PRICE_JUMP, least = price->seconds / PRICE_JUMP;
         seconds = seconds > most ? most : seconds < least ? least : seconds;
     }

@@ -7,6 +7,11 @@
 uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot);
 /* Steps in flight may still compute on the slot: it stays unchanged until they are done. */
 void batcher_leave_slot(struct batcher *batcher, struct sequence *seq);
+/* Back to in front of its slot. Pages that it leaves are found again unless others take them. */
+void batcher_preempt(struct batcher *batcher, struct sequence *seq);
+/* Takes the slot of the request that has waited for a Resume longest, if others need one. False: no slot was
+ * taken. */
+bool batcher_take_waiting(struct batcher *batcher);
 /* The sequence's tokens into its slot's history. */
 void batcher_write_history(const struct batcher *batcher, const struct sequence *seq);
 /* The pages of the sequence that left the slot, which no step in flight has any more. */

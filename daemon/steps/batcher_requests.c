@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include "common/base/log.h"
 #include "common/plan/schedule.h"
 #include "common/shared/state_layout.h"
 #include "daemon/steps/batcher_private.h"
@@ -197,6 +198,42 @@ void batcher_resume(struct batcher *batcher, const struct asker *asker, const st
     }
     const uint32_t stands = seq->prompt_count + resume->keep;
     go_on_from(batcher, seq, stands < seq->token_count ? stands : seq->token_count - 1);
+}
+
+void batcher_preempt(struct batcher *batcher, struct sequence *seq)
+{
+    if (!seq->pooling) /* found pages have no hidden states to pool */
+        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
+    batcher_leave_slot(batcher, seq);
+    batcher->with.metrics->preemptions_total++;
+}
+
+/* Whether a request without a slot may go on. */
+static bool has_queued(const struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (seq->slot == SEQUENCE_NO_SLOT && !batcher_ended(seq) && !sequence_is_held(seq)) return true;
+    }
+    return false;
+}
+
+bool batcher_take_waiting(struct batcher *batcher)
+{
+    struct sequence *longest = NULL;
+    if (!has_queued(batcher)) return false;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->slot == SEQUENCE_NO_SLOT || batcher->slot[seq->slot].steps || batcher_ended(seq) ||
+            !sequence_is_waiting(seq))
+            continue;
+        if (!longest || seq->last_us < longest->last_us) longest = seq;
+    }
+    if (!longest) return false;
+    log_debug("request %llu waits for a Resume, and gives its slot to another",
+              (unsigned long long)longest->id);
+    batcher_preempt(batcher, longest);
+    return true;
 }
 
 /* When a request that stays is not waited for any more; 0: it does not wait. */

@@ -53,7 +53,7 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
     struct helm_err err = {0};
     uint32_t index = sequence_output_count(seq);
     batcher_compare_draft(seq, sampled->token);
-    if (index == 0) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
+    if (!seq->first_us) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
     int rc = sequence_append(seq, sampled->token, batcher->with.model->eos, batcher->with.model->eos_count,
                              now_us, &err);
     if (rc) {

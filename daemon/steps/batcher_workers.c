@@ -56,6 +56,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
 {
     batcher->worker_ready = batcher->paused = false;
     batcher->in_flight = 0;
+    batcher->drafts.waits_us = 0; /* a restart is no time that drafts took */
     batcher->move.flags = 0;
     batcher->move.rung = batcher->move.yields = false;
     pace_lost(&batcher->pace);

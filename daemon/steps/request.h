@@ -66,7 +66,7 @@ struct request_generate {
     uint32_t *mask; /* of the first token: bits, request_mask_words of them; owned; NULL: not constrained */
 };
 
-/* Of a request that stays: its answer is replaced from number `keep` on, and goes on. */
+/* A request that stays goes on: its answer is replaced from number `keep` on. */
 struct request_resume {
     uint32_t keep, count, max_tokens;
     uint32_t *tokens; /* [count]; owned */

@@ -67,8 +67,8 @@ static bool is_listed(const char *list, const char *name)
     return false;
 }
 
-/* Every kernel can be loaded on the cards that people have. Most have less shared memory for a block than those
- * that HELM is measured on. */
+/* Every kernel can be loaded on the cards that people have. Most have less shared memory for a block than
+ * those that HELM is measured on. */
 static void test_cards(struct test_context *t)
 {
 #ifdef HELM_CUDA_EMULATED

@@ -121,6 +121,7 @@ def test_helmd_plans_them():
 def test_what_cannot_be_is_refused():
     for plan, says in ((plan_of(QWEN, "cd", weights="q8_0"), b"weights on disk are read as the file has them, not converted to q8_0"),
                        (plan_of(QWEN, "cd", ring=1 << 20), b"'disk_ring_bytes' is 1048576: the "),
+                       (plan_of(QWEN, "sd", ring_bytes=1 << 20), b"weights are streamed to a GPU and"),
                        (plan_of(QWEN, "cd", disk_slots=2), b"a plan has one of the two")):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
             json.dump(plan, f)

@@ -371,7 +371,8 @@ static void price_shared(const struct pricing *p, uint32_t unit, struct cost_uni
 /* A whole unit from disk: it is computed as one in memory once it has come. */
 static void price_reading(const struct pricing *p, struct cost_unit *u)
 {
-    u->read = (double)u->bytes / p->profile->disk_read.value;
+    const double rate = p->profile->disk_read.value;
+    u->read = rate > 0 ? (double)u->bytes / rate : INFINITY;
     u->disk = u->cpu;
     u->disk_wait = fmax(0, u->read - u->cpu);
 }

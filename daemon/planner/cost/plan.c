@@ -132,7 +132,7 @@ static bool measured_gpu(const struct cost_table *table, const struct cost_plan 
 
 #define DISK_SPREAD_MOST 0.75 /* a busy disk's samples may differ by more */
 
-/* For the part of the step that waits for experts. */
+/* The part of the step that waits for experts. */
 static double spread_of_disk(const struct profile *profile, const struct cost_table *table,
                              const struct cost_plan *plan, double seconds)
 {

@@ -52,7 +52,7 @@ int InitializeInjection(void)
     if (!out || cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS ||
         cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) != CUPTI_SUCCESS ||
         cuptiActivityFlushPeriod(FLUSH_MS) != CUPTI_SUCCESS) {
-        perror(name);
+        fprintf(stderr, "%s: the trace cannot be opened, or CUPTI refused\n", name);
         return 0;
     }
     atexit(flush_all);

@@ -33,7 +33,7 @@ def main():
         took, gap, added = (sorted(t[i] for t in times) for i in range(3))
         print(f"{len(times):6} took {statistics.median(took):8.2f} gap {statistics.median(gap):8.2f} adds {statistics.median(added):8.2f} "
               f"(to {added[len(added) * 9 // 10]:.2f})  {kernel}")
-    first, count = map(int, sys.argv[2:4] or (0, 0))
+    first, count = map(int, (sys.argv[2:4] + ["0", "0"])[:2])
     for begin, ended, *size, name in rows[first:first + count]:
         print(f"{(begin - rows[first][0]) / 1e3:10.2f} {(ended - begin) / 1e3:8.2f} {size} {name}")
 

@@ -161,6 +161,21 @@ static void a_draft_model_may_be_named_in_two_ways(void **state)
     }
     assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--draft-device", "cuda:1"), 0);
     assert_string_equal(c.draft_device, "cuda:1");
+    /* under which ceiling? */
+    static const struct {
+        const char *devices, *vram, *draft;
+        int rc;
+    } ceilings[] = {{"cuda:0", "8GiB", "cuda:0", 0},
+                    {"cuda:0", "8GiB", "cuda:1", 0},
+                    {"auto", "8GiB", "cpu", 0},
+                    {"auto", "8GiB", "cuda:0", HELM_E_USAGE},
+                    {"cuda", "8GiB", "cuda:0", HELM_E_USAGE},
+                    {"cuda:0,cuda:1", "8GiB,4GiB", "cuda:1", HELM_E_USAGE}};
+    for (size_t i = 0; i < sizeof ceilings / sizeof *ceilings; i++)
+        assert_int_equal(READ(&c, &err, "--model", "/m", "--draft-model", "/d", "--device",
+                              ceilings[i].devices, "--vram", ceilings[i].vram, "--draft-device",
+                              ceilings[i].draft),
+                         ceilings[i].rc);
     config_free(&c);
     static const char *const wrong[][3] = {{"--speculate", "draft", "needs --draft-model"},
                                            {"--draft-device", "cpu", "is for --draft-model"},
