@@ -411,6 +411,9 @@ int layers_shared_experts(const struct keys *keys, struct model_config *config, 
 
 uint32_t layers_usual_kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
-    if (part == UNIT_ATTENTION) return MATH_PART_ATTENTION;
-    return model_layer_sparse(config, layer) ? MATH_PART_SPARSE : MATH_PART_DENSE;
+    /* a name in a file may have any layer's number */
+    const bool drafts = config->drafts && layer >= model_answer_layers(config);
+    const uint32_t first = drafts ? MATH_PART_DRAFTS : 0;
+    if (part == UNIT_ATTENTION) return first + MATH_PART_ATTENTION;
+    return first + (model_layer_sparse(config, layer) ? MATH_PART_SPARSE : MATH_PART_DENSE);
 }

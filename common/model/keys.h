@@ -60,6 +60,6 @@ HELM_MUST_CHECK int layers_with_experts(const struct keys *keys, struct model_co
 /* config->shared_intermediate: the shared experts are computed as one. */
 HELM_MUST_CHECK int layers_shared_experts(const struct keys *keys, struct model_config *config,
                                           struct helm_err *err);
-/* The kinds of a decoder whose layers have attention, and a dense MLP or experts (MATH_PART_DENSE,
- * _SPARSE). */
+/* The kinds of a decoder whose layers have attention, and a dense MLP or experts (MATH_PART_DENSE, _SPARSE;
+ * MATH_PART_DRAFTS and one of these in layers that make drafts). */
 uint32_t layers_usual_kind(const struct model_config *config, uint32_t layer, enum unit_part part);

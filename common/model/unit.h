@@ -289,7 +289,7 @@ float math_growth(float growth, uint32_t context, uint32_t position);
 uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
 
 #define STATE_ALIGN  64 /* of each operation's part of a record */
-#define MATH_OPS_MAX 8
+#define MATH_OPS_MAX 9
 /* One kind of unit: its operations in order. */
 struct math_part {
     const char *name; /* "sparse MLP" */
@@ -306,9 +306,10 @@ struct math_part {
     uint64_t state_bytes;
     double read_part; /* filled in: of its experts' bytes, what one token reads; 1 where it has none */
 };
-#define MATH_PARTS_MAX 8 /* kinds of units of one architecture */
-/* The numbers of kinds in architectures that have these; others follow. */
-enum { MATH_PART_ATTENTION, MATH_PART_DENSE, MATH_PART_SPARSE };
+#define MATH_PARTS_MAX 9 /* kinds of units of one architecture */
+/* The numbers of kinds in architectures that have these; others follow. Layers that make drafts have kinds of
+ * their own: MATH_PART_DRAFTS and one of these three. */
+enum { MATH_PART_ATTENTION, MATH_PART_DENSE, MATH_PART_SPARSE, MATH_PART_DRAFTS };
 /* The model: embed, then every layer's parts in order, then head. */
 struct model_math {
     struct math_op embed, head;

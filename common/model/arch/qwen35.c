@@ -155,30 +155,21 @@ static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = SHARED_SPARSE;
 /* The layer that makes drafts: its input, then the layer as others are, then the norm in front of the
  * head. */
-static const struct math_part hidden_states =
-    PART("hidden states", UNIT_MLP, NORM_WHOLE("final norm", BUFFER_X, TENSOR_FINAL_NORM));
 static const struct math_part draft_attention =
     DRAFT_PART("drafts' attention", UNIT_ATTENTION, DRAFT_INPUT, GATED_QKV, GATED_ATTEND, USUAL_O);
-static const struct math_part draft_dense =
-    DRAFT_PART("drafts' MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN, DRAFT_OUTPUT);
+static const struct math_part draft_dense = USUAL_DRAFT_DENSE;
 static const struct math_part draft_sparse =
     DRAFT_PART("drafts' MLP of experts", UNIT_MLP, SHARED_GATE_UP, SHARED_WEIGHT, USUAL_ROUTER,
                EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN, SHARED_DOWN, DRAFT_OUTPUT);
-enum { PART_DELTA = MATH_PART_SPARSE + 1, PART_DRAFTS };
-static const struct math_part *const parts[] = {SPARSE_PARTS,
-                                                [PART_DELTA] = &delta,
-                                                [PART_DRAFTS + MATH_PART_ATTENTION] = &draft_attention,
-                                                [PART_DRAFTS + MATH_PART_DENSE] = &draft_dense,
-                                                [PART_DRAFTS + MATH_PART_SPARSE] = &draft_sparse,
-                                                NULL};
+enum { PART_DELTA = 2 * MATH_PART_DRAFTS };
+static const struct math_part *const parts[] = {SPARSE_PARTS, DRAFT_PARTS, [PART_DELTA] = &delta, NULL};
 
 /* ---- which layer is what ---- */
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
     if (part == UNIT_ATTENTION && config->recurrent && config->recurrent[layer]) return PART_DELTA;
-    const uint32_t usual = layers_usual_kind(config, layer, part);
-    return layer >= model_answer_layers(config) ? PART_DRAFTS + usual : usual;
+    return layers_usual_kind(config, layer, part);
 }
 
 /* Numbers of heads, and what follows from them. */
@@ -262,7 +253,7 @@ static const char *const skipped[] = {"model.visual.", "visual.", "mtp.", "model
                        .partial_rope = true
 #define LAYER                                                                                                \
     .names = names, .vectors = vectors, .skipped = skipped, .embed = &usual_embed, .head = &usual_head,      \
-    .parts = parts, .kind = kind, .draft_names = draft_names, .hidden_states = &hidden_states
+    .parts = parts, .kind = kind, .draft_names = draft_names, .hidden_states = &usual_hidden_states
 
 const struct arch arch_qwen35 = {.architecture = "Qwen3_5ForCausalLM",
                                  .model_type = "qwen3_5_text",

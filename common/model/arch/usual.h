@@ -213,9 +213,25 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
         OP(MATH_LINEAR, "drafts' input", .in = BUFFER_PAIR, .weights = 1, .weight = {TENSOR_DRAFT_PROJ},     \
            .out = {BUFFER_X})
 #define DRAFT_OUTPUT NORM_WHOLE("drafts' norm", BUFFER_X, TENSOR_DRAFT_OUT_NORM)
-/* The list `parts` of a file whose layers have attention, and a dense MLP or experts. */
+/* With a dense MLP; with experts beside one that every token has with weight 1. */
+#define USUAL_DRAFT_DENSE DRAFT_PART("drafts' MLP", UNIT_MLP, USUAL_GATE_UP, USUAL_DOWN, DRAFT_OUTPUT)
+#define BESIDE_DRAFT_SPARSE                                                                                  \
+    DRAFT_PART("drafts' MLP of experts", UNIT_MLP, SHARED_GATE_UP, USUAL_ROUTER,                             \
+               EXPERTS_GATE_UP(ACTIVATION_SILU), USUAL_EXPERTS_DOWN, SHARED_DOWN, DRAFT_OUTPUT)
+/* In front of the layer: hidden states are normed as for the head. */
+static const struct math_part usual_hidden_states __attribute__((unused)) =
+    PART("hidden states", UNIT_MLP, NORM_WHOLE("final norm", BUFFER_X, TENSOR_FINAL_NORM));
+/* The list `parts` of a file whose layers have attention, and a dense MLP or experts; and of its layer of
+ * drafts. */
 #define SPARSE_PARTS                                                                                         \
     [MATH_PART_ATTENTION] = &attention, [MATH_PART_DENSE] = &dense, [MATH_PART_SPARSE] = &sparse
+#define DRAFT_PARTS                                                                                          \
+    [MATH_PART_DRAFTS + MATH_PART_ATTENTION] = &draft_attention,                                             \
+                        [MATH_PART_DRAFTS + MATH_PART_DENSE] = &draft_dense,                                 \
+                        [MATH_PART_DRAFTS + MATH_PART_SPARSE] = &draft_sparse
+/* Members of struct arch for a layer of drafts whose tensors have the usual names in all files. */
+static const struct arch_rename no_draft_names[] __attribute__((unused)) = {{NULL, NULL}};
+#define USUAL_DRAFTS .draft_names = no_draft_names, .hidden_states = &usual_hidden_states
 /* Members of struct arch for the file's `parts`. */
 #define USUAL_LAYERS .embed = &usual_embed, .head = &usual_head, .parts = parts, .kind = layers_usual_kind
 
