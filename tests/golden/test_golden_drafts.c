@@ -18,8 +18,8 @@
 #define VOCAB  256
 #define HIDDEN 64
 #define HEADS  2
-#define DIM    64
-#define TURNS  16 /* numbers of a head that turn */
+#define DIM    64 /* of q, k and v of a head */
+#define RANK   64 /* of latents and of q's narrow form */
 #define INNER  96
 #define PROMPT 37
 #define ANSWER 40
@@ -27,22 +27,64 @@
 #define PAGE   16
 #define MOST   4    /* drafts */
 #define NEAR   2e-3 /* of logits: fp32 sums beside doubles */
-#define CONFIG                                                                                               \
-    "{\"architectures\": [\"Qwen3_5ForCausalLM\"], \"model_type\": \"qwen3_5_text\", \"hidden_size\": 64, "  \
-    "\"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 2, "                      \
-    "\"num_key_value_heads\": 1, \"head_dim\": 64, \"vocab_size\": 256, \"max_position_embeddings\": 512, "  \
-    "\"linear_conv_kernel_dim\": 4, \"linear_key_head_dim\": 32, \"linear_value_head_dim\": 32, "            \
-    "\"linear_num_key_heads\": 1, \"linear_num_value_heads\": 2, \"full_attention_interval\": 4, "           \
-    "\"rms_norm_eps\": 1e-6, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000000.0, " \
-    "\"partial_rotary_factor\": 0.25}, \"tie_word_embeddings\": false, \"dtype\": \"bfloat16\", "            \
-    "\"mtp_num_hidden_layers\": 1}"
+
+#define CONFIG(architecture, type, ...)                                                                      \
+    "{\"architectures\": [\"" architecture "\"], \"model_type\": \"" type "\", \"hidden_size\": 64, "        \
+    "\"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 2, \"vocab_size\": 256, " \
+    "\"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": false, "             \
+    "\"dtype\": \"bfloat16\", " __VA_ARGS__ "}"
+#define ROPE(more)   "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000000.0" more "}"
+#define QUARTER_ROPE ROPE(", \"partial_rotary_factor\": 0.25")
+#define GROUPED      "\"num_key_value_heads\": 1, \"head_dim\": 64, "
+#define EXPERTS                                                                                              \
+    "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32, "                   \
+    "\"n_shared_experts\": 1, \"first_k_dense_replace\": 1, \"norm_topk_prob\": true, "                      \
+    "\"routed_scaling_factor\": 2.5, \"n_group\": 1, \"topk_group\": 1, \"num_nextn_predict_layers\": 1, "
+#define COUNT_OF_EXPERTS 8
+#define CHOSEN           2
+#define EXPERT_INNER     32
+#define SCALE            2.5
+
+/* Models of which the layer is defined here. */
+static const struct described {
+    const char *config;
+    uint32_t turns;             /* numbers of a head that turn: the first ones, or with latents the last */
+    bool gated, biased, latent; /* attention: its output has a gate; q, k and v have biases */
+    bool sparse;                /* experts by sigmoids and a bias, and one that every token has */
+    bool recurrent;             /* fixed states */
+} models[] = {
+    {.config = CONFIG("Qwen3_5ForCausalLM", "qwen3_5_text",
+                      GROUPED QUARTER_ROPE ", "
+                                           "\"linear_conv_kernel_dim\": 4, \"linear_key_head_dim\": 32, "
+                                           "\"linear_value_head_dim\": 32, \"linear_num_key_heads\": 1, "
+                                           "\"linear_num_value_heads\": 2, \"full_attention_interval\": 4, "
+                                           "\"mtp_num_hidden_layers\": 1"),
+     .turns = 16,
+     .gated = true,
+     .recurrent = true},
+    {.config = CONFIG("Glm4MoeForCausalLM", "glm4_moe",
+                      GROUPED EXPERTS QUARTER_ROPE ", "
+                                                   "\"attention_bias\": true, \"use_qk_norm\": true"),
+     .turns = 16,
+     .biased = true,
+     .sparse = true},
+    {.config =
+         CONFIG("DeepseekV3ForCausalLM", "deepseek_v3",
+                EXPERTS ROPE("") ", "
+                                 "\"num_key_value_heads\": 2, \"kv_lora_rank\": 64, \"q_lora_rank\": 64, "
+                                 "\"qk_nope_head_dim\": 32, \"qk_rope_head_dim\": 32, \"v_head_dim\": 64"),
+     .turns = 32,
+     .latent = true,
+     .sparse = true},
+};
 
 struct fixture {
+    const struct described *of;
     char folder[TREE_PATH];
     struct local *local;
     uint32_t token[ALL + MOST + 1]; /* prompt, then the greedy answer */
     double hidden[ALL][HIDDEN];     /* after the final norm */
-    double k[ALL + MOST][DIM], v[ALL + MOST][DIM];
+    double k[ALL + MOST][HEADS * DIM], v[ALL + MOST][HEADS * DIM];
 };
 
 static void make(struct fixture *f)
@@ -51,7 +93,7 @@ static void make(struct fixture *f)
     struct mkmodel_result result;
     struct helm_err err = {0};
     tree_make(f->folder);
-    tree_write(f->folder, "config.json", CONFIG);
+    tree_write(f->folder, "config.json", f->of->config);
     if (model_read_config(f->folder, &config, &err) || checkpoint_add_drafts(&config, &err))
         fail_msg("%s", err.text);
     const struct mkmodel_request request = {.config = &config,
@@ -80,15 +122,23 @@ static double number(const struct tensor_matrix *m, uint64_t row, uint64_t col)
     return value;
 }
 
-static void multiply(const struct fixture *f, enum tensor_role role, int32_t layer, const double *in,
-                     double *out)
+/* By `rows` rows of a matrix from `first` on. */
+static void multiply_rows(const struct fixture *f, enum tensor_role role, int32_t layer, uint64_t first,
+                          uint64_t rows, const double *in, double *out)
 {
     const struct tensor_matrix *m = weights_matrix(weights_of(f), role, layer);
     assert_int_equal(m->format, FORMAT_BF16);
-    for (uint64_t r = 0; r < m->rows; r++) {
+    assert_true(first + rows <= m->rows);
+    for (uint64_t r = 0; r < rows; r++) {
         out[r] = 0;
-        for (uint64_t c = 0; c < m->cols; c++) out[r] += number(m, r, c) * in[c];
+        for (uint64_t c = 0; c < m->cols; c++) out[r] += number(m, first + r, c) * in[c];
     }
+}
+
+static void multiply(const struct fixture *f, enum tensor_role role, int32_t layer, const double *in,
+                     double *out)
+{
+    multiply_rows(f, role, layer, 0, weights_matrix(weights_of(f), role, layer)->rows, in, out);
 }
 
 static void norm(const struct fixture *f, enum tensor_role role, const double *in, uint32_t n, double *out)
@@ -99,12 +149,13 @@ static void norm(const struct fixture *f, enum tensor_role role, const double *i
     for (uint32_t i = 0; i < n; i++) out[i] = in[i] / sqrt(sum / n + 1e-6) * (double)w[i];
 }
 
-static void turn(double *head, uint32_t position)
+static void turn(double *numbers, uint32_t turns, uint32_t position)
 {
-    for (uint32_t i = 0; i < TURNS / 2; i++) {
-        const double angle = position * pow(1e7, -2.0 * i / TURNS), a = head[i], b = head[i + TURNS / 2];
-        head[i] = a * cos(angle) - b * sin(angle);
-        head[i + TURNS / 2] = b * cos(angle) + a * sin(angle);
+    for (uint32_t i = 0; i < turns / 2; i++) {
+        const double angle = position * pow(1e7, -2.0 * i / turns), a = numbers[i],
+                     b = numbers[i + turns / 2];
+        numbers[i] = a * cos(angle) - b * sin(angle);
+        numbers[i + turns / 2] = b * cos(angle) + a * sin(angle);
     }
 }
 
@@ -113,41 +164,128 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
+static void add_bias(const struct fixture *f, enum tensor_role role, uint32_t count, double *to)
+{
+    const float *bias = weights_vector(weights_of(f), role, LAYERS);
+    for (uint32_t i = 0; i < count; i++) to[i] += (double)bias[i];
+}
+
+/* q of all heads, and k and v of the position; one head of k and v for all. */
+static void grouped(struct fixture *f, uint32_t position, const double *n, double *q)
+{
+    double *k = f->k[position], *v = f->v[position];
+    multiply(f, TENSOR_Q, LAYERS, n, q);
+    multiply(f, TENSOR_K, LAYERS, n, k);
+    multiply(f, TENSOR_V, LAYERS, n, v);
+    if (f->of->biased) {
+        add_bias(f, TENSOR_Q_BIAS, HEADS * DIM, q);
+        add_bias(f, TENSOR_K_BIAS, DIM, k);
+        add_bias(f, TENSOR_V_BIAS, DIM, v);
+    }
+    for (uint32_t h = 0; h < HEADS; h++) {
+        norm(f, TENSOR_Q_NORM, q + h * DIM, DIM, q + h * DIM);
+        turn(q + h * DIM, f->of->turns, position);
+    }
+    norm(f, TENSOR_K_NORM, k, DIM, k);
+    turn(k, f->of->turns, position);
+    memcpy(k + DIM, k, DIM * sizeof *k);
+    memcpy(v + DIM, v, DIM * sizeof *v);
+}
+
+/* The same of latents: each head's keys and values are made of the position's latent. All heads share the
+ * numbers of keys that turn. */
+static void of_latents(struct fixture *f, uint32_t position, const double *n, double *q)
+{
+    const uint32_t turns = f->of->turns, still = DIM - turns;
+    double low[RANK], row[RANK + DIM];
+    multiply(f, TENSOR_Q_A, LAYERS, n, low);
+    norm(f, TENSOR_Q_A_NORM, low, RANK, low);
+    multiply(f, TENSOR_Q_B, LAYERS, low, q);
+    multiply(f, TENSOR_K, LAYERS, n, row);
+    norm(f, TENSOR_KV_NORM, row, RANK, row);
+    turn(row + RANK, turns, position);
+    const struct tensor_matrix *to_keys = weights_matrix(weights_of(f), TENSOR_K_B, LAYERS);
+    for (uint32_t h = 0; h < HEADS; h++) {
+        double *k = f->k[position] + h * DIM;
+        turn(q + h * DIM + still, turns, position);
+        for (uint32_t c = 0; c < still; c++) {
+            k[c] = 0;
+            for (uint32_t r = 0; r < RANK; r++) k[c] += number(to_keys, h * RANK + r, c) * row[r];
+        }
+        memcpy(k + still, row + RANK, turns * sizeof *k);
+    }
+    multiply(f, TENSOR_V_B, LAYERS, row, f->v[position]);
+}
+
 static void attend(struct fixture *f, uint32_t position, double *x)
 {
-    double n[HIDDEN], q[HEADS * DIM], gate[HEADS * DIM], raw[DIM], a[HEADS * DIM], out[HIDDEN];
+    double n[HIDDEN], q[HEADS * DIM], gate[HEADS * DIM], a[HEADS * DIM], out[HIDDEN];
     norm(f, TENSOR_ATTN_NORM, x, HIDDEN, n);
-    multiply(f, TENSOR_Q, LAYERS, n, q);
-    multiply(f, TENSOR_Q_GATE, LAYERS, n, gate);
-    multiply(f, TENSOR_K, LAYERS, n, raw);
-    multiply(f, TENSOR_V, LAYERS, n, f->v[position]);
-    norm(f, TENSOR_K_NORM, raw, DIM, f->k[position]);
-    turn(f->k[position], position);
+    (f->of->latent ? of_latents : grouped)(f, position, n, q);
+    if (f->of->gated) multiply(f, TENSOR_Q_GATE, LAYERS, n, gate);
     for (uint32_t h = 0; h < HEADS; h++) {
-        double score[ALL + MOST], sum = 0, head[DIM];
-        norm(f, TENSOR_Q_NORM, q + h * DIM, DIM, head);
-        turn(head, position);
+        double score[ALL + MOST], sum = 0;
         for (uint32_t p = 0; p <= position; p++) {
             score[p] = 0;
-            for (uint32_t i = 0; i < DIM; i++) score[p] += head[i] * f->k[p][i];
+            for (uint32_t i = h * DIM; i < (h + 1) * DIM; i++) score[p] += q[i] * f->k[p][i];
             score[p] = exp(score[p] / 8);
             sum += score[p];
         }
-        for (uint32_t i = 0; i < DIM; i++) {
-            double value = 0;
-            for (uint32_t p = 0; p <= position; p++) value += score[p] / sum * f->v[p][i];
-            a[h * DIM + i] = value * sigmoid(gate[h * DIM + i]);
+        for (uint32_t i = h * DIM; i < (h + 1) * DIM; i++) {
+            a[i] = 0;
+            for (uint32_t p = 0; p <= position; p++) a[i] += score[p] / sum * f->v[p][i];
+            if (f->of->gated) a[i] *= sigmoid(gate[i]);
         }
     }
     multiply(f, TENSOR_O, LAYERS, a, out);
     for (uint32_t i = 0; i < HIDDEN; i++) x[i] += out[i];
 }
 
+/* Adds `weight` times what an MLP makes of n: part `part` of three matrices' rows. */
+static void add_mlp(const struct fixture *f, const enum tensor_role role[3], uint32_t part, uint32_t inner,
+                    double weight, const double *n, double *x)
+{
+    double gate[INNER], up[INNER], out[HIDDEN];
+    multiply_rows(f, role[0], LAYERS, (uint64_t)part * inner, inner, n, gate);
+    multiply_rows(f, role[1], LAYERS, (uint64_t)part * inner, inner, n, up);
+    for (uint32_t i = 0; i < inner; i++) gate[i] *= sigmoid(gate[i]) * up[i];
+    multiply_rows(f, role[2], LAYERS, (uint64_t)part * HIDDEN, HIDDEN, gate, out);
+    for (uint32_t i = 0; i < HIDDEN; i++) x[i] += weight * out[i];
+}
+
+static void mixture(const struct fixture *f, const double *n, double *x)
+{
+    static const enum tensor_role shared[] = {TENSOR_SHARED_GATE, TENSOR_SHARED_UP, TENSOR_SHARED_DOWN},
+                                  own[] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS, TENSOR_DOWN_EXPERTS};
+    const float *router = weights_vector(weights_of(f), TENSOR_ROUTER, LAYERS),
+                *bias = weights_vector(weights_of(f), TENSOR_CHOICE_BIAS, LAYERS);
+    double score[COUNT_OF_EXPERTS] = {0}, sum = 0;
+    uint32_t chosen[CHOSEN];
+    for (uint32_t e = 0; e < COUNT_OF_EXPERTS; e++) {
+        for (uint32_t i = 0; i < HIDDEN; i++) score[e] += (double)router[e * HIDDEN + i] * n[i];
+        score[e] = sigmoid(score[e]);
+    }
+    for (uint32_t c = 0; c < CHOSEN; c++) {
+        double best = -1;
+        for (uint32_t e = 0; e < COUNT_OF_EXPERTS; e++) {
+            const double choice = score[e] + (double)bias[e];
+            if (choice <= best || (c && e == chosen[0])) continue;
+            best = choice;
+            chosen[c] = e;
+        }
+        sum += score[chosen[c]];
+    }
+    add_mlp(f, shared, 0, EXPERT_INNER, 1, n, x);
+    for (uint32_t c = 0; c < CHOSEN; c++)
+        add_mlp(f, own, chosen[c], EXPERT_INNER, SCALE * score[chosen[c]] / sum, n, x);
+}
+
 /* The layer at a position: from the hidden state there and the token after it to the hidden state of the next
  * draft, in x. */
 static void layer_at(struct fixture *f, uint32_t position, uint32_t next, const double *hidden, double *x)
 {
-    double embedding[HIDDEN], pair[2 * HIDDEN], n[HIDDEN], gate[INNER], up[INNER], out[HIDDEN];
+    static const enum tensor_role dense[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    double embedding[HIDDEN], pair[2 * HIDDEN], n[HIDDEN];
     const struct tensor_matrix *table = weights_matrix(weights_of(f), TENSOR_EMBED, -1);
     for (uint32_t i = 0; i < HIDDEN; i++) embedding[i] = number(table, next, i);
     norm(f, TENSOR_DRAFT_EMBED_NORM, embedding, HIDDEN, pair);
@@ -155,11 +293,10 @@ static void layer_at(struct fixture *f, uint32_t position, uint32_t next, const 
     multiply(f, TENSOR_DRAFT_PROJ, LAYERS, pair, x);
     attend(f, position, x);
     norm(f, TENSOR_MLP_NORM, x, HIDDEN, n);
-    multiply(f, TENSOR_GATE, LAYERS, n, gate);
-    multiply(f, TENSOR_UP, LAYERS, n, up);
-    for (uint32_t i = 0; i < INNER; i++) gate[i] *= sigmoid(gate[i]) * up[i];
-    multiply(f, TENSOR_DOWN, LAYERS, gate, out);
-    for (uint32_t i = 0; i < HIDDEN; i++) x[i] += out[i];
+    if (f->of->sparse)
+        mixture(f, n, x);
+    else
+        add_mlp(f, dense, 0, INNER, 1, n, x);
     norm(f, TENSOR_DRAFT_OUT_NORM, x, HIDDEN, x);
 }
 
@@ -269,53 +406,58 @@ static void walk(struct fixture *f, uint32_t chunk, uint32_t wrong, uint32_t mos
                                      .flags = STEP_ROW_SAMPLE,
                                      .drafts = most,
                                      .drafts_next = most,
-                                     .state_from = back ? 1 : 0,
-                                     .left = {{1, known - from}}};
+                                     .state_from = back && f->of->recurrent ? 1 : 0,
+                                     .left = {{f->of->recurrent ? 1 : 0, known - from}}};
         const struct step_result *result = run(f, &row);
         for (uint32_t i = 0; i <= kept; i++)
             assert_int_equal(result->row[i].sampled.token, f->token[known + i]);
         (void)check_made(f, result, &row, known - 1 + kept);
         back = kept < most;
-        from = back ? known : known + most;
+        from = back && f->of->recurrent ? known : known + kept;
         known += kept + 1;
     }
 }
 
+static void check_model(struct fixture *f)
+{
+    struct helm_err err = {0};
+    /* kernels that multiply several tokens as exactly as one, so that no choice is near */
+    const struct local_options options = {.folder = f->folder,
+                                          .kernels = "avx2",
+                                          .kv_dtype = KV_F32,
+                                          .threads = 2,
+                                          .slots = 3,
+                                          .context_tokens = ALL + 2 * PAGE,
+                                          .step_tokens = 64,
+                                          .page_tokens = PAGE,
+                                          .snapshots = f->of->recurrent ? 2 : 0,
+                                          .draft_tokens = MOST,
+                                          .drafts = true};
+    f->local = aligned_alloc(64, (sizeof *f->local + 63) / 64 * 64);
+    assert_non_null(f->local);
+    if (local_open(&options, f->local, &err)) fail_msg("%s", err.text);
+    assert_int_equal(f->local->engine.plan.draft_layers, 1);
+    answer(f);
+    static const uint32_t chunks[] = {1, 2, 7, 16, 30, PROMPT};
+    for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++)
+        walk(f, chunks[c], (uint32_t)c % (MOST + 1), 1 + (uint32_t)c % MOST);
+    for (uint32_t wrong = 0; wrong <= MOST; wrong++) walk(f, 20, wrong, MOST);
+    local_close(f->local);
+    free(f->local);
+}
+
 static void the_layer_is_what_its_definition_says(void **state)
 {
-    /* kernels that multiply several tokens as exactly as one, so that no choice is near */
-    static const char *const kernels[] = {"avx2"};
     (void)state;
-    struct fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    make(f);
-    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
-        struct helm_err err = {0};
-        const struct local_options options = {.folder = f->folder,
-                                              .kernels = kernels[k],
-                                              .kv_dtype = KV_F32,
-                                              .threads = 2,
-                                              .slots = 3,
-                                              .context_tokens = ALL + 2 * PAGE,
-                                              .step_tokens = 64,
-                                              .page_tokens = PAGE,
-                                              .snapshots = 2,
-                                              .draft_tokens = MOST,
-                                              .drafts = true};
-        f->local = aligned_alloc(64, (sizeof *f->local + 63) / 64 * 64);
-        assert_non_null(f->local);
-        if (local_open(&options, f->local, &err)) fail_msg("%s", err.text);
-        assert_int_equal(f->local->engine.plan.draft_layers, 1);
-        answer(f);
-        static const uint32_t chunks[] = {1, 2, 7, 16, 30, PROMPT};
-        for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++)
-            walk(f, chunks[c], (uint32_t)c % (MOST + 1), 1 + (uint32_t)c % MOST);
-        for (uint32_t wrong = 0; wrong <= MOST; wrong++) walk(f, 20, wrong, MOST);
-        local_close(f->local);
-        free(f->local);
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct fixture *f = calloc(1, sizeof *f);
+        assert_non_null(f);
+        f->of = &models[m];
+        make(f);
+        check_model(f);
+        tree_remove(f->folder);
+        free(f);
     }
-    tree_remove(f->folder);
-    free(f);
 }
 
 int main(void)

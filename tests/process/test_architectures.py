@@ -118,7 +118,7 @@ def read_safetensors(folder):
     with open(os.path.join(folder, "model.safetensors"), "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.read()
-    header.pop("__metadata__")
+    header.pop("__metadata__", None)
     return {name: (t["shape"], data[t["data_offsets"][0]:t["data_offsets"][1]]) for name, t in header.items()}
 
 

@@ -27,6 +27,7 @@ NAMES = {"embed_tokens.": "token_embd.", "lm_head.": "output.", "self_attn.q_pro
          "mlp.gate_proj.": "ffn_gate.", "mlp.up_proj.": "ffn_up.", "mlp.down_proj.": "ffn_down.", "mlp.gate.weight": "ffn_gate_inp.weight",
          "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.shared_experts.gate_proj.": "ffn_gate_shexp.",
          "mlp.shared_experts.up_proj.": "ffn_up_shexp.", "mlp.shared_experts.down_proj.": "ffn_down_shexp.",
+         "eh_proj.": "nextn.eh_proj.", "enorm.": "nextn.enorm.", "hnorm.": "nextn.hnorm.", "shared_head.norm.": "nextn.shared_head_norm.",
          "mlp.experts.gate_proj.": "ffn_gate_exps.", "mlp.experts.up_proj.": "ffn_up_exps.", "mlp.experts.down_proj.": "ffn_down_exps."}
 
 
@@ -170,9 +171,11 @@ def gguf_tensors(name, family):
     return tensors + list(experts.values())
 
 
-def write_gguf(name, path, leave_out=(), added=(), **more):
-    family, c = FAMILIES[name], config_of(name)
-    keys = {"block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+def write_gguf(name, path, leave_out=(), added=(), folder=None, **more):
+    """Of the reference, or of another checkpoint of its family: a folder's whole path."""
+    family, c = FAMILIES[name], config_of(folder or name)
+    drafts = c.get("num_nextn_predict_layers", 0)
+    keys = {"block_count": c["num_hidden_layers"] + drafts, **({"nextn_predict_layers": drafts} if drafts else {}), "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
             "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
             "attention.key_length": c.get("head_dim"), "attention.value_length": c.get("head_dim"),
             "context_length": c["max_position_embeddings"], "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
@@ -181,7 +184,7 @@ def write_gguf(name, path, leave_out=(), added=(), **more):
     with open(path, "wb") as file:
         file.write(Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).bytes(
             {"general.architecture": string(family["arch"]), **every},
-            [t for t in gguf_tensors(name, family) if t[0] not in leave_out] + list(added)))
+            [t for t in gguf_tensors(folder or name, family) if t[0] not in leave_out] + list(added)))
 
 
 def write_folder(name, folder, changes, added=None):

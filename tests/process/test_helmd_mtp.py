@@ -13,6 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from draft_models import draft_model  # noqa: E402
 from hybrid_files import multimodal, write_gguf  # noqa: E402
 from helmd_harness import BIN, DATA, DEVICE, PROFILE, Client, Daemon, check, pb, plan_json, run_tests, running, same, status_of, wait_until  # noqa: E402
+from test_families import write_gguf as write_family  # noqa: E402
 
 OFF, NGRAM, MTP, AUTO = pb.SPECULATE_OFF, pb.SPECULATE_NGRAM, pb.SPECULATE_MTP, pb.SPECULATE_AUTO
 EXACT = ("--kv-dtype", "f32", "--threads", 2, "--activations", "exact", "--kernels", "avx2")
@@ -22,7 +23,7 @@ SAMPLINGS = {"greedy": {}, "seeded": {"temperature": 1.5}, "penalties": {"temper
                                                                          "presence_penalty": 0.4, "frequency_penalty": 0.3}}
 
 
-# Homes of four layers and of the one that makes drafts, of the embedding and of the head: on the device alone, with weights
+# Homes of the last three or all of four layers and of the one that makes drafts, of the embedding and of the head: on the device alone, with weights
 # that cross the link, and on both processors with either of them at the ends.
 PLANS = {"gpu": ("ggggg", "g", "g"), "stream": ("ssssg", "g", "g"), "split": ("gcgcg", "g", "g"), "cpu ends": ("gcgcc", "c", "c"),
          "gpu head": ("cgcgg", "c", "g"), "cpu head": ("cgcgc", "g", "c")}
@@ -38,7 +39,8 @@ def start(name, adds, *options, kind="cpu", invariant="on", speculate="mtp", ctx
     if kind == "cpu":
         return running(*options, "--ctx", ctx, "--device", "cpu", real=True, model=model(name, adds, own_adds), **named)
     homes, embed, head = PLANS[kind]
-    plan = plan_json(5, homes, embed, head, kv_dtype="f32", context_tokens=ctx, ring_bytes=1 << 20, draft_layers=1, draft_tokens=3)
+    homes = homes if name.startswith("qwen") else homes[1:]
+    plan = plan_json(len(homes), homes, embed, head, kv_dtype="f32", context_tokens=ctx, ring_bytes=1 << 20, draft_layers=1, draft_tokens=3)
     return running(*options, "--device", DEVICE, real=True, model=model(name, adds, own_adds), plan=plan, **named)
 
 
@@ -55,7 +57,7 @@ def used(stream):
 
 def test_a_layer_that_is_right_is_believed():
     count = 60
-    for name in ("qwen35", "qwen35moe"):
+    for name in ("qwen35", "qwen35moe", "glm4moe", "deepseekv3", "glm47flash"):
         with start(name, None) as d:
             c = Client(d.endpoint)
             for title, sampling in SAMPLINGS.items():
@@ -102,6 +104,8 @@ def test_answers_are_the_same():
     check_model("qwen35", -4, *SAMPLINGS)
     check_model("qwen35moe", -4, "greedy", "seeded")
     check_model("qwen3next", -4, "greedy")
+    check_model("glm4moe", -6, *SAMPLINGS)
+    check_model("deepseekv3", -6, "greedy", "seeded")
 
 
 def test_answers_are_the_same_on_a_device():
@@ -109,14 +113,17 @@ def test_answers_are_the_same_on_a_device():
                          ("cpu ends", ["penalties"])):
         check_model("qwen35", -4, *titles, kind=kind)
     check_model("qwen35moe", -4, "seeded", kind="gpu")
+    for kind in ("gpu", "split"):
+        check_model("glm4moe", -6, "seeded", kind=kind)
+        check_model("deepseekv3", -6, "greedy", kind=kind)
 
 
 def test_a_device_makes_the_drafts_that_a_cpu_makes():
     """The layer adds something, by attention and by an MLP or experts: as many drafts are right, but for choices between equals."""
-    for name in ("qwen35", "qwen35moe"):
+    for name, adds in ("qwen35", -5), ("qwen35moe", -5), ("glm4moe", -6), ("deepseekv3", -6):
         seen = []
         for kind in ("cpu", "gpu", "split"):
-            with start(name, -5, kind=kind, own_adds=-3) as d:
+            with start(name, adds, kind=kind, own_adds=-3) as d:
                 c = Client(d.endpoint)
                 seen.append([used(answer(c, p, 120))[1] for p in PROMPTS])
         print(f"{name}: right drafts {seen}")
@@ -226,6 +233,14 @@ def test_every_form_of_a_checkpoint_has_the_layer():
                 got = answer(Client(d.endpoint), PROMPTS[1], 60)
                 seen.append((got.tokens, used(got)))
         same(seen[1:], seen[:1] * 2, f"{name}: tokens, drafts and right ones")
+    for name in ("glm4moe", "deepseekv3", "glm47flash"):
+        plain, seen = model(name, -6), []
+        write_family(name, plain + ".gguf", folder=os.path.abspath(plain))
+        for form in (plain, plain + ".gguf"):
+            with running(*EXACT, "--device", "cpu", "--speculate", "mtp", real=True, model=form) as d:
+                got = answer(Client(d.endpoint), PROMPTS[1], 60)
+                seen.append((got.tokens, used(got)))
+        same(seen[1], seen[0], f"{name}: tokens, drafts and right ones")
 
 
 def plan_of(*options, **named):

@@ -10,7 +10,8 @@
  * the mean of latents, goes through its rows of V_B. Both are parts of one tensor in files, of which K_B's
  * lie turned (FUSED_HEADS); newer GGUF files have them apart.
  *
- * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
+ * DeepSeek-V3's and GLM-4.7-Flash's layer after the last one makes drafts, from hidden states after the final
+ * norm and after its own. Constant tables and pure functions; see arch.h.
  *
  * Models: DeepSeek-V2-Lite, V3 and R1, GLM-4.7-Flash. */
 #include <math.h>
@@ -93,30 +94,35 @@ static const struct fused_tensor fused[] = {{"self_attn.kv_b_proj.weight", "attn
 #define O_OF_VALUES                                                                                          \
     OP(MATH_LINEAR, "o", .in = BUFFER_VALUES, .weights = 1, .weight = {TENSOR_O}, .out = {BUFFER_X},         \
        .residual = true)
-static const struct math_part straight =
-    PART("latent attention", UNIT_ATTENTION,
-         OP(MATH_LINEAR, "q kv", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 2,
-            .weight = {TENSOR_Q, TENSOR_K}, .out = {BUFFER_Q_HEADS, BUFFER_K}),
-         K_TO_LATENT, ATTEND(.k_norm = TENSOR_KV_NORM), LATENT_TO_V, O_OF_VALUES);
-static const struct math_part narrowed =
-    PART("latent attention", UNIT_ATTENTION,
-         OP(MATH_LINEAR, "q a kv", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 2,
-            .weight = {TENSOR_Q_A, TENSOR_K}, .out = {BUFFER_Q_LOW, BUFFER_K}),
-         OP(MATH_LINEAR, "q b", .in = BUFFER_Q_LOW, .norm = TENSOR_Q_A_NORM, .weights = 1,
-            .weight = {TENSOR_Q_B}, .out = {BUFFER_Q_HEADS}),
-         K_TO_LATENT, ATTEND(.k_norm = TENSOR_KV_NORM), LATENT_TO_V, O_OF_VALUES);
+#define LATENT_ATTEND K_TO_LATENT, ATTEND(.k_norm = TENSOR_KV_NORM), LATENT_TO_V, O_OF_VALUES
+#define STRAIGHT                                                                                             \
+    OP(MATH_LINEAR, "q kv", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 2,                          \
+       .weight = {TENSOR_Q, TENSOR_K}, .out = {BUFFER_Q_HEADS, BUFFER_K}),                                   \
+        LATENT_ATTEND
+#define NARROWED                                                                                             \
+    OP(MATH_LINEAR, "q a kv", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 2,                        \
+       .weight = {TENSOR_Q_A, TENSOR_K}, .out = {BUFFER_Q_LOW, BUFFER_K}),                                   \
+        OP(MATH_LINEAR, "q b", .in = BUFFER_Q_LOW, .norm = TENSOR_Q_A_NORM, .weights = 1,                    \
+           .weight = {TENSOR_Q_B}, .out = {BUFFER_Q_HEADS}),                                                 \
+        LATENT_ATTEND
+static const struct math_part attention = PART("latent attention", UNIT_ATTENTION, STRAIGHT);
+static const struct math_part narrowed = PART("latent attention", UNIT_ATTENTION, NARROWED);
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = BESIDE_SPARSE;
-enum { PART_NARROWED = MATH_PART_SPARSE + 1 };
-static const struct math_part *const parts[] = {[MATH_PART_ATTENTION] = &straight,
-                                                [MATH_PART_DENSE] = &dense,
-                                                [MATH_PART_SPARSE] = &sparse,
-                                                [PART_NARROWED] = &narrowed,
-                                                NULL};
+static const struct math_part draft_attention =
+    DRAFT_PART("drafts' latent attention", UNIT_ATTENTION, DRAFT_INPUT, STRAIGHT);
+static const struct math_part draft_narrowed =
+    DRAFT_PART("drafts' latent attention", UNIT_ATTENTION, DRAFT_INPUT, NARROWED);
+static const struct math_part draft_dense = USUAL_DRAFT_DENSE;
+static const struct math_part draft_sparse = BESIDE_DRAFT_SPARSE;
+enum { PART_NARROWED = 2 * MATH_PART_DRAFTS, PART_DRAFT_NARROWED };
+static const struct math_part *const parts[] = {
+    SPARSE_PARTS, DRAFT_PARTS, [PART_NARROWED] = &narrowed, [PART_DRAFT_NARROWED] = &draft_narrowed, NULL};
 
 static uint32_t kind(const struct model_config *config, uint32_t layer, enum unit_part part)
 {
-    if (part == UNIT_ATTENTION) return config->latent.q_rank ? PART_NARROWED : MATH_PART_ATTENTION;
+    if (part == UNIT_ATTENTION && config->latent.q_rank)
+        return layer >= model_answer_layers(config) ? PART_DRAFT_NARROWED : PART_NARROWED;
     return layers_usual_kind(config, layer, part);
 }
 
@@ -212,7 +218,7 @@ static void gguf_start(struct model_config *c)
 
 #define LATENT                                                                                               \
     .gguf_interleaved = true, .interleaved = true, .names = names, .fused = fused, .embed = &usual_embed,    \
-    .head = &usual_head, .parts = parts, .kind = kind, .fill = fill, .layers = latent_layers
+    .head = &usual_head, .parts = parts, .kind = kind, .fill = fill, .layers = latent_layers, USUAL_DRAFTS
 const struct arch arch_deepseek_v2 = {.architecture = "DeepseekV2ForCausalLM",
                                       .model_type = "deepseek_v2",
                                       .gguf = {"deepseek2"},

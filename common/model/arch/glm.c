@@ -6,7 +6,8 @@
  *                 leading dense layers, then experts chosen by a sigmoid and a bias, beside one that every
  *                 token has with weight 1
  *
- * A layer of drafts after the last one is skipped. Constant tables and pure functions; see arch.h.
+ * The mixtures' layer after the last one makes drafts, from hidden states after the final norm and after its
+ * own. Constant tables and pure functions; see arch.h.
  *
  * Models: GLM-4, GLM-4.5, 4.6 and 4.7. */
 #include "common/model/arch/usual.h"
@@ -46,7 +47,12 @@ static const struct arch_name moe_names[] = {{TENSOR_MLP_NORM, NULL, "post_atten
 static const struct math_part attention = HEADS_NORMED_ATTENTION;
 static const struct math_part dense = USUAL_DENSE;
 static const struct math_part sparse = BESIDE_SPARSE;
-static const struct math_part *const parts[] = {SPARSE_PARTS, NULL};
+static const struct math_part draft_attention =
+    DRAFT_PART("drafts' attention", UNIT_ATTENTION, DRAFT_INPUT, USUAL_QKV,
+               ATTEND(.q_norm = TENSOR_Q_NORM, .k_norm = TENSOR_K_NORM), USUAL_O);
+static const struct math_part draft_dense = USUAL_DRAFT_DENSE;
+static const struct math_part draft_sparse = BESIDE_DRAFT_SPARSE;
+static const struct math_part *const parts[] = {SPARSE_PARTS, DRAFT_PARTS, NULL};
 
 static const struct math_part normed_attention =
     PART("attention", UNIT_ATTENTION, USUAL_QKV, ATTEND(), USUAL_O_TO_OUT,
@@ -109,5 +115,6 @@ const struct arch arch_glm4_moe = {.architecture = "Glm4MoeForCausalLM",
                                    .keys = moe_keys,
                                    .names = moe_names,
                                    USUAL_LAYERS,
+                                   USUAL_DRAFTS,
                                    .layers = moe_layers,
                                    .gguf_tensors = moe_tensors};

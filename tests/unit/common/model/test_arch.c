@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -129,9 +130,49 @@ static void a_layer_of_drafts_is_the_last_one(void **state)
     assert_false(arch_skips_name(&c, "blk.3.attn_q.weight"));
     assert_int_equal(checkpoint_add_drafts(&c, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "no layer that makes drafts"));
-    c = (struct model_config){.architecture = "Glm4MoeForCausalLM", .layers = 3, .draft_layers = 1};
+    c = (struct model_config){.architecture = "Glm4ForCausalLM", .layers = 3, .draft_layers = 1};
     assert_int_equal(checkpoint_add_drafts(&c, &err), HELM_E_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "Glm4MoeForCausalLM"));
+    assert_non_null(strstr(err.text, "Glm4ForCausalLM"));
+}
+
+/* Where files have the usual names, the layer has its number in them too. */
+static void a_layer_of_drafts_may_have_the_usual_names(void **state)
+{
+    (void)state;
+    static const char *const of[] = {"Glm4MoeForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"};
+    static const struct {
+        const char *name;
+        enum tensor_role role;
+    } names[] = {{"model.layers.3.eh_proj.weight", TENSOR_DRAFT_PROJ},
+                 {"model.layers.3.enorm.weight", TENSOR_DRAFT_EMBED_NORM},
+                 {"model.layers.3.hnorm.weight", TENSOR_DRAFT_HIDDEN_NORM},
+                 {"model.layers.3.shared_head.norm.weight", TENSOR_DRAFT_OUT_NORM},
+                 {"model.layers.3.self_attn.o_proj.weight", TENSOR_O},
+                 {"model.layers.3.mlp.gate.weight", TENSOR_ROUTER},
+                 {"model.layers.3.mlp.shared_experts.up_proj.weight", TENSOR_SHARED_UP}};
+    for (size_t a = 0; a < sizeof of / sizeof *of; a++) {
+        bool *sparse = calloc(3, sizeof *sparse);
+        struct model_config c = {.layers = 3, .draft_layers = 1, .shared_intermediate = 5, .sparse = sparse};
+        struct helm_err err;
+        struct arch_match what;
+        strcpy(c.architecture, of[a]);
+        c.router.experts = 4;
+        c.latent.q_rank = 6;
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            assert_true(arch_skips_name(&c, names[i].name));
+        assert_int_equal(checkpoint_add_drafts(&c, &err), 0);
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            assert_false(arch_skips_name(&c, names[i].name));
+            assert_true(arch_match(arch_of(&c), names[i].name, false, &what));
+            assert_int_equal(what.role, names[i].role);
+            assert_int_equal(what.layer, 3);
+            assert_true(model_expects(&c, what.role, 3));
+            assert_int_equal(model_expects(&c, what.role, 2), what.role == TENSOR_O);
+        }
+        assert_true(arch_skips_name(&c, "model.layers.3.shared_head.head.weight"));
+        assert_false(arch_skips_name(&c, "model.layers.4.eh_proj.weight"));
+        free(c.sparse);
+    }
 }
 
 static bool all_sparse[] = {true, true, true};
@@ -351,6 +392,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_of_drafts_is_the_last_one),
+        cmocka_unit_test(a_layer_of_drafts_may_have_the_usual_names),
         cmocka_unit_test(test_names_and_roles_are_inverses),
         cmocka_unit_test(test_nested_names),
         cmocka_unit_test(test_names_of_experts),
