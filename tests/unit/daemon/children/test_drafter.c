@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,6 +68,7 @@ static void a_start_that_hangs_is_given_up(void **state)
     assert_int_equal(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
     const pid_t pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* not left if a check fails */
         pause();
         _exit(0);
     }
