@@ -45,7 +45,7 @@ mkdir -p "$top/build/release" "$top/build/python/google" "$top/tests/data" "$top
 cp -R "$build/release/pyproto" "$top/build/release/"
 cp -R "$here/python/." "$top/build/python/"
 cp -R "$(/usr/bin/python3 -c 'import google.protobuf as g; print(g.__path__[0])')" "$top/build/python/google/"
-git -C "$tree" ls-files -co --exclude-standard tests/process tests/golden tests/gpu tests/data tools/bench tools/models/demo |
+git -C "$tree" ls-files -co --exclude-standard tests/process tests/golden tests/gpu tests/data tools/bench tools/models/demo client/python |
     grep -vE '\.(c|cu|cuh|cpp|h)$|^tests/data/golden/' |
     tar -C "$tree" -c -T - | tar -C "$top" -x
 cp -R "$tree/tests/data/golden" "$top/tests/data/"

@@ -1,5 +1,6 @@
-"""The part of pyzmq that tests/process/helmd_harness.py uses, through ctypes: for a machine that has libzmq.so.5 in its library path and no
-pyzmq for its Python (tools/bench/device/go.sh). A part that is not here is an AttributeError. Messages have one part."""
+"""The part of pyzmq that tests/process/helmd_harness.py and client/python use, through ctypes: for a machine that has libzmq.so.5 in
+its library path and no pyzmq for its Python (tools/bench/device/go.sh). A part that is not here is an AttributeError. Messages have one
+part."""
 import contextlib
 import ctypes
 
@@ -7,6 +8,7 @@ _zmq = ctypes.CDLL("libzmq.so.5", use_errno=True)
 _zmq.zmq_ctx_new.restype = _zmq.zmq_socket.restype = _zmq.zmq_msg_data.restype = ctypes.c_void_p
 _zmq.zmq_strerror.restype = ctypes.c_char_p
 REQ, DEALER, ROUTER, POLLIN = 3, 5, 6, 1
+LINGER, MAXMSGSIZE = 17, 22
 _INTEGERS = {"linger": 17, "sndhwm": 23, "rcvhwm": 24}
 _MESSAGE_BYTES = 64  # of a zmq_msg_t
 
@@ -45,8 +47,11 @@ class Socket:
     def __setattr__(self, name, value):
         if name not in _INTEGERS:
             raise AttributeError(name)
-        number = ctypes.c_int(value)
-        _checked(_zmq.zmq_setsockopt(self._socket, _INTEGERS[name], ctypes.byref(number), ctypes.c_size_t(ctypes.sizeof(number))))
+        self.setsockopt(_INTEGERS[name], value)
+
+    def setsockopt(self, option, value):
+        number = (ctypes.c_int64 if option == MAXMSGSIZE else ctypes.c_int)(value)
+        _checked(_zmq.zmq_setsockopt(self._socket, option, ctypes.byref(number), ctypes.c_size_t(ctypes.sizeof(number))))
 
     def connect(self, endpoint):
         _checked(_zmq.zmq_connect(self._socket, endpoint.encode()))
@@ -62,6 +67,9 @@ class Socket:
             return ctypes.string_at(_zmq.zmq_msg_data(message), size) if size else b""
         finally:
             _zmq.zmq_msg_close(message)
+
+    def recv_multipart(self):
+        return [self.recv()]
 
     def poll(self, timeout=-1, flags=POLLIN):
         """Events that are there within `timeout` milliseconds, or 0."""
