@@ -200,8 +200,8 @@ int machine_look(struct helmd *d, struct helm_err *err)
                                 &d->second.ledger);
     request->machine.device = d->device.ledger;
     request->machine.second = d->second.ledger;
-    rc = profile_disk(&d->model, c->disk_bytes_per_s, c->plan_file ? 0 : planner_room(request), &d->measured,
-                      err);
+    rc = profile_disk(&d->model, c->disk_bytes_per_s, profile_disk_room(c->plan_file, planner_room(request)),
+                      &d->measured, err);
     if (!rc) found_look(&d->model, &d->measured);
     d->current.disk_read = d->measured.disk_read;
     d->current.found = d->measured.found;

@@ -131,6 +131,14 @@ def test_what_cannot_be_is_refused():
         check(run.returncode and says in run.stderr, run.stderr)
 
 
+def test_a_disk_that_no_plan_needs_is_not_measured():
+    """A measurement would read the model's file for a third of a second."""
+    with running(real=True, model=QWEN, plan=plan_of(QWEN, "c", ring=0)) as d:
+        with open(f"/proc/{d.process.pid}/io", encoding="ascii") as f:
+            read = int(re.search(r"^read_bytes: (\d+)", f.read(), re.M).group(1))
+        check(read < 64 << 20, f"helmd has read {read >> 20} MiB")
+
+
 def spoiled(change):
     base = tempfile.mkdtemp(prefix="helmd-layers-", dir=os.path.dirname(BIN))
     try:

@@ -297,7 +297,9 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc)
         rc = o->profile ? machine_describe(o, able, &measured, &second, &r, &err)
                         : machine_find(o, able, &measured, &second, &r, &err);
-    if (!rc) rc = profile_disk(&model, o->disk_bytes_per_s, o->plan ? 0 : planner_room(&r), &measured, &err);
+    if (!rc)
+        rc = profile_disk(&model, o->disk_bytes_per_s, profile_disk_room(o->plan, planner_room(&r)),
+                          &measured, &err);
     if (!rc) found_look(&model, &measured);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;

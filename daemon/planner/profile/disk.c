@@ -4,12 +4,14 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/base/units.h"
 #include "common/disk/reader.h"
 #include "common/measure/stats.h"
 #include "common/model/shards.h"
+#include "common/plan/plan.h"
 #include "common/shared/arena_layout.h"
 #include "daemon/planner/profile/profile.h"
 
@@ -67,6 +69,20 @@ static int measure(struct measuring *m, struct profile_value *value, struct helm
     const double median = stats_quantile(rate, SAMPLES, 0.5);
     if (rate[0] > 0) *value = (struct profile_value){median, rate[0], rate[SAMPLES - 1]};
     return 0;
+}
+
+uint64_t profile_disk_room(const char *plan_file, uint64_t room)
+{
+    static const char *const of_disk[] = {"disk_slots", "disk_ring_bytes"};
+    struct helm_err unread; /* told where the plan is taken */
+    json_t *json = NULL;
+    bool reads = false;
+    if (!plan_file) return room;
+    if (json_read_file(plan_file, PLAN_TEXT_MAX, &json, &unread)) return UINT64_MAX;
+    for (size_t i = 0; i < sizeof of_disk / sizeof *of_disk; i++)
+        reads = reads || json_integer_value(json_object_get(json, of_disk[i])) != 0;
+    json_decref(json);
+    return reads ? 0 : UINT64_MAX;
 }
 
 int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, struct profile *profile,

@@ -207,6 +207,9 @@ HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, s
 struct model;
 HELM_MUST_CHECK int profile_disk(const struct model *model, uint64_t stated, uint64_t memory,
                                  struct profile *profile, struct helm_err *err);
+/* That memory: `room`, or for a plan from a file as much as the model needs, unless the plan has weights on
+ * disk. */
+uint64_t profile_disk_room(const char *plan_file, uint64_t room);
 /* Whether a profile can have rates of this format beside those of bf16. */
 bool profile_format_has_rates(enum tensor_format format);
 
