@@ -141,12 +141,15 @@ def test_a_shorter_context():
         c = Client(d.endpoint)
         beyond, long = PROMPTS[2], [5 + k * k % 50 for k in range(80)]
         plain = [answer(c, p, 60, speculate=OFF).tokens for p in (beyond, long)]
-        got = answer(c, beyond, 60)
-        same(got.tokens, plain[0], "an answer across the end")
+        for _ in range(10):  # on a busy machine the draft model may still read the prompt when the answer is beyond its context
+            got = answer(c, beyond, 60)
+            same(got.tokens, plain[0], "an answer across the end")
+            if used(got)[0] > 0:
+                break
         check(0 < used(got)[0] <= 24, f"{used(got)}")
         got = answer(c, long, 60)
         same((got.tokens, used(got)), (plain[1], (0, 0)), "a prompt beyond the end")
-        check(used(answer(c, PROMPTS[0], 40))[0] > 0, "no drafts afterwards")
+        check(any(used(answer(c, PROMPTS[0], 40))[0] > 0 for _ in range(10)), "no drafts afterwards")
 
 
 def test_each_length_of_an_answer():
