@@ -184,7 +184,7 @@ def test_a_killed_draft_model_costs_no_token():
             same([s.tokens for s in streams], plain, f"kill {kill}")
             check(wait_until(lambda: d.log().count("draft model: ready again") == kill + 1, 30), d.log())
             check(draft_pid(d) not in (0, first), f"no other draft model was started: {d.log()}")
-            check(used(answer(c, PROMPTS[1], 120))[0] > 0, "no drafts after the restart")
+            check(any(used(answer(c, PROMPTS[1], 120))[0] > 0 for _ in range(5)), "no drafts after the restart")
 
 
 def test_a_hung_draft_model_stalls_nothing():
