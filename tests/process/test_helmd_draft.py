@@ -252,7 +252,7 @@ def test_what_is_killed_with_its_keepers_is_tidied_up_by_the_next():
     os.kill(d.keeper(), signal.SIGKILL)
     d.stop(signal.SIGKILL)
     check(wait_until(lambda: not any(name.startswith("process") for name in d.left_behind()), 6), d.left_behind())
-    shutil.rmtree(d.rundir)
+    shutil.rmtree(d.rundir, ignore_errors=True)  # the draft model may still be removing its own part
     d.close()
 
 
