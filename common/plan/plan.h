@@ -437,4 +437,8 @@ json_t *plan_to_json(const struct plan *plan);
 /* A number of bytes, null for "no limit". */
 json_t *plan_bytes_to_json(uint64_t bytes);
 HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
+/* Whether one of the members, up to NULL, is a number above 0 in a file's plan, which is not checked: for
+ * those that prepare before they take it. */
+HELM_MUST_CHECK int plan_file_has(const char *path, const char *const members[], bool *has,
+                                  struct helm_err *err);
 void plan_free(struct plan *plan);

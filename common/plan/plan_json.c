@@ -505,3 +505,14 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     }
     return rc;
 }
+
+int plan_file_has(const char *path, const char *const members[], bool *has, struct helm_err *err)
+{
+    json_t *json = NULL;
+    *has = false;
+    const int rc = json_read_file(path, PLAN_TEXT_MAX, &json, err);
+    for (size_t i = 0; members[i] && !*has; i++)
+        *has = json_integer_value(json_object_get(json, members[i])) > 0;
+    json_decref(json);
+    return rc;
+}

@@ -87,7 +87,7 @@ static int fill_host(struct making *m, const struct spread_layers *l, uint32_t c
     while (true) {
         rc = write_plan(m, l, split, ctx, plan, err);
         if (rc || ledger_fits(plan) || split->on_disk == UINT64_MAX) return rc;
-        /* whole half layers come to a little less, or more */
+        /* the bytes on disk differ a little from the wish, since half layers are whole */
         split->on_disk = split->on_disk < all ? split->on_disk + largest / 2 : UINT64_MAX;
     }
 }

@@ -8,7 +8,7 @@
 #define RING_UNITS 3
 
 /* Gives the home `to` to half layers of a part that are at home on the CPU so far, evenly among them, until
- * their weights come to about `amount`. Returns what is left of it. */
+ * the sum of their weights is about `amount`. Returns the rest of it. */
 static uint64_t spread(const struct spread_layers *l, const uint64_t *weight, enum unit_part part,
                        enum plan_home to, uint64_t amount, enum plan_home *home)
 {

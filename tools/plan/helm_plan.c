@@ -240,11 +240,9 @@ static int read_model(const struct options *o, struct model *model, bool *derive
 {
     bool drafts = o->kind == REQUEST_SPECULATE_MTP;
     if (o->plan) {
-        json_t *json = NULL;
-        const int rc = json_read_file(o->plan, PLAN_TEXT_MAX, &json, err);
+        static const char *const of_drafts[] = {"draft_layers", NULL};
+        const int rc = plan_file_has(o->plan, of_drafts, &drafts, err);
         if (rc) return helm_err_prefix(err, "--plan %s", o->plan), rc;
-        drafts = json_integer_value(json_object_get(json, "draft_layers")) > 0;
-        json_decref(json);
     }
     return (drafts ? model_read_drafting_headers : model_read_headers)(o->model, model, derived, err);
 }

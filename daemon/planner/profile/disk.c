@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/base/units.h"
@@ -73,16 +72,11 @@ static int measure(struct measuring *m, struct profile_value *value, struct helm
 
 uint64_t profile_disk_room(const char *plan_file, uint64_t room)
 {
-    static const char *const of_disk[] = {"disk_slots", "disk_ring_bytes"};
+    static const char *const of_disk[] = {"disk_slots", "disk_ring_bytes", NULL};
     struct helm_err unread; /* told where the plan is taken */
-    json_t *json = NULL;
-    bool reads = false;
+    bool reads;
     if (!plan_file) return room;
-    if (json_read_file(plan_file, PLAN_TEXT_MAX, &json, &unread)) return UINT64_MAX;
-    for (size_t i = 0; i < sizeof of_disk / sizeof *of_disk; i++)
-        reads = reads || json_integer_value(json_object_get(json, of_disk[i])) != 0;
-    json_decref(json);
-    return reads ? 0 : UINT64_MAX;
+    return plan_file_has(plan_file, of_disk, &reads, &unread) || !reads ? UINT64_MAX : 0;
 }
 
 int profile_disk(const struct model *model, uint64_t stated, uint64_t memory, struct profile *profile,

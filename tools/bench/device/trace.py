@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each kernel adds to a step: trace.py FILE [FIRST COUNT]
+"""The time that each kernel adds to a step: trace.py FILE [FIRST COUNT]
 
 FILE: of trace.c. For each kernel and size of launch, those that add most first: how often; medians in us of its time, of the gap after
 the kernels in front (minus: it began before they ended), and of what it adds: from the latest end before its own to its own; the
